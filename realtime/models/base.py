@@ -1,0 +1,137 @@
+"""What the engine and the vocoder need from a model family, and nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from realtime.messages import EngineMessage, SamplingParams, SpeechRequest, StreamId
+
+
+@dataclass(frozen=True, slots=True)
+class WindowedText:
+    """Text shown through a window around the token being spoken, moved by a pace codebook.
+
+    `offsets` are relative to the spoken token; `eos` is the code of the pace codebook that ends
+    a segment; `min_lookahead` tokens beyond the spoken one must be known while a segment is open.
+    Limits are in tokens and frames of one segment.
+    """
+
+    offsets: tuple[int, ...]
+    pace_codebook: int
+    pace_max: int
+    eos: int
+    start_id: int
+    end_id: int
+    pad_id: int
+    min_lookahead: int
+    max_segment_tokens: int
+    max_segment_frames: int
+
+    def frame_cap(self, num_tokens: int, closed: bool) -> int:
+        """Most frames a segment may have, whatever it has spoken."""
+        if not closed:
+            return self.max_segment_frames
+        return min(self.max_segment_frames, 5 * num_tokens + 25)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Sizes and names a family announces. A frame has `num_codebooks` codes, of which
+    `codec_codebooks` go to the codec; `hop` is samples per codec frame and channel."""
+
+    name: str
+    num_codebooks: int
+    codec_codebooks: slice
+    codebook_size: int
+    frame_rate: float
+    sample_rate: int
+    channels: int
+    hop: int
+    first_codes: tuple[int, ...]  # the codes of a segment's first step input
+    text: WindowedText
+    languages: tuple[str, ...]
+    voices: tuple[str, ...]
+
+    @property
+    def frame_s(self) -> float:
+        return 1.0 / self.frame_rate
+
+
+@dataclass(frozen=True, slots=True)
+class FrameOutput:
+    """One frame per row of a batch: `codes` int64 [n, K]; `ok` bool [n], False where the row's
+    numbers were not finite."""
+
+    codes: Tensor
+    ok: Tensor
+
+
+class KV(Protocol):
+    """Key and value memory of a backbone, indexed by row."""
+
+    rows: int
+    max_positions: int
+
+
+class Backbone(Protocol):
+    def new_kv(self, rows: int, max_positions: int) -> Any: ...
+
+    def decode(self, inputs: Tensor, kv: Any, rows: Tensor, positions: Tensor) -> Tensor:
+        """One step for `n` rows: inputs int64 [n, W+K], rows and positions int64 [n] -> [n, H]."""
+        ...
+
+
+class LocalDecoder(Protocol):
+    def frame(self, hidden: Tensor, sampling: Any) -> FrameOutput:
+        """The codes of one frame from each row's hidden state [n, H]."""
+        ...
+
+
+class CodecDecoder(Protocol):
+    def new_state(self, slots: int) -> Any: ...
+
+    def reset(self, state: Any, slot: int, seed: int) -> None:
+        """Make a slot equal to a fresh one."""
+        ...
+
+    def decode(self, codes: Tensor, state: Any, slots: Tensor) -> Tensor:
+        """codes int64 [n, C, T] of the given slots -> float32 [n, channels, T * hop]."""
+        ...
+
+
+class TextFeed(Protocol):
+    """One per stream, on the event loop's thread: text in, engine messages out.
+
+    Nothing it has emitted ever changes, whatever the split of the text into deltas.
+    """
+
+    num_chars: int  # code points received so far
+    num_segments: int  # segments opened so far
+
+    def text(self, delta: str) -> list[EngineMessage]: ...
+
+    def flush(self) -> list[EngineMessage]: ...
+
+    def end(self) -> list[EngineMessage]: ...
+
+    def spans(self, segment: int) -> Sequence[tuple[int, int] | None]:
+        """Code points c0, c1 of the input that each token of a segment came from; None for a
+        token without a source."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A loaded model."""
+
+    spec: ModelSpec
+    sampling: SamplingParams  # the family's defaults, for display; per-codebook values live in `local`
+    backbone: Backbone
+    local: LocalDecoder
+    decoder: CodecDecoder
+    new_sampling: Callable[[int], Any]  # rows -> sampling state
+    feed: Callable[[StreamId, SpeechRequest], TextFeed]
