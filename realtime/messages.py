@@ -142,12 +142,20 @@ EngineMessage = Prompt | Tokens | EndSegment | EndText | Pace | Abort
 
 
 @dataclass(frozen=True, slots=True)
+class Started:
+    """What the vocoder must know when a stream's first frame comes; `seed` fixes its noise."""
+
+    timing: Timing
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Frames:
     """One decode step: a codec frame, int16 [n, C], for each row that spoke."""
 
     stream_ids: tuple[StreamId, ...]
     codes: npt.NDArray[np.int16]
-    started: tuple[Timing | None, ...]  # on a stream's first frame
+    started: tuple[Started | None, ...]  # on a stream's first frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +210,15 @@ class Audio:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The last thing ever said about a stream. `frames`: how many were turned into sound."""
+    """The last thing ever said about a stream. `frames`: how many were turned into sound.
+    `quarantined`: the slot it had can't be used again, so neither can its permit."""
 
     stream_id: StreamId
     reason: CloseReason
     error: TTSError | None = None
     frames: int = 0
     text_pads: int = 0
+    quarantined: bool = False
 
 
 StreamEvent = Audio | Note | Closed

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from realtime.messages import EngineMessage, SamplingParams, SpeechRequest, StreamId
+from realtime.messages import EngineMessage, SpeechRequest, StreamId
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,18 @@ class WindowedText:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What a family samples with unless a request says otherwise. `temperature` has one value per
+    codebook, 0 = the likeliest code; the penalty looks at the last `penalty_window` frames."""
+
+    temperature: tuple[float, ...]
+    top_k: int
+    top_p: float
+    repetition_penalty: float
+    penalty_window: int = 50
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Sizes and names a family announces. A frame has `num_codebooks` codes, of which
     `codec_codebooks` go to the codec; `hop` is samples per codec frame and channel."""
@@ -53,6 +65,7 @@ class ModelSpec:
     hop: int
     first_codes: tuple[int, ...]  # the codes of a segment's first step input
     text: WindowedText
+    sampling: SamplingDefaults
     languages: tuple[str, ...]
     voices: tuple[str, ...]
 
@@ -70,15 +83,12 @@ class FrameOutput:
     ok: Tensor
 
 
-class KV(Protocol):
-    """Key and value memory of a backbone, indexed by row."""
-
-    rows: int
-    max_positions: int
-
-
 class Backbone(Protocol):
     def new_kv(self, rows: int, max_positions: int) -> Any: ...
+
+    def prefill(self, inputs: Tensor, kv: Any, row: int, start: int) -> Tensor:
+        """Many positions of one row: inputs int64 [T, W+K] -> last hidden [1, H]."""
+        ...
 
     def decode(self, inputs: Tensor, kv: Any, rows: Tensor, positions: Tensor) -> Tensor:
         """One step for `n` rows: inputs int64 [n, W+K], rows and positions int64 [n] -> [n, H]."""
@@ -111,6 +121,8 @@ class TextFeed(Protocol):
 
     num_chars: int  # code points received so far
     num_segments: int  # segments opened so far
+    num_dropped: int  # code points this voice can't speak
+    has_text: bool  # anything but white space came
 
     def text(self, delta: str) -> list[EngineMessage]: ...
 
@@ -129,9 +141,7 @@ class Bundle:
     """A loaded model."""
 
     spec: ModelSpec
-    sampling: SamplingParams  # the family's defaults, for display; per-codebook values live in `local`
     backbone: Backbone
     local: LocalDecoder
     decoder: CodecDecoder
-    new_sampling: Callable[[int], Any]  # rows -> sampling state
     feed: Callable[[StreamId, SpeechRequest], TextFeed]

@@ -1,0 +1,101 @@
+"""The engine stage: text messages in, one decode step at a time, frames out to the vocoder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from realtime.engine.row import Row
+from realtime.engine.scheduler import Batch, Scheduler
+from realtime.errors import StageFailed
+from realtime.messages import (
+    Abort,
+    Drop,
+    EndSegment,
+    EndText,
+    EngineMessage,
+    Pace,
+    Prompt,
+    Tokens,
+    VocoderMessage,
+)
+from realtime.models.base import ModelSpec
+
+
+class Runner(Protocol):
+    def open_row(self, row: Row) -> None: ...
+
+    def run(
+        self, batch: Batch, allow_eos: Sequence[bool]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]: ...
+
+
+class Engine:
+    """`handle` and `step` are called by one thread only (or by a test, with no thread at all)."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        runner: Runner,
+        num_rows: int,
+        to_vocoder: Callable[[VocoderMessage], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler = Scheduler(spec, num_rows)
+        self._runner = runner
+        self._to_vocoder = to_vocoder
+        self._clock = clock
+        self._running: Batch | None = None
+
+    def handle(self, message: EngineMessage) -> None:
+        match message:
+            case Tokens():
+                self.scheduler.feed(message)
+            case Prompt():
+                row = self.scheduler.add(message, self._clock())
+                if row is not None:
+                    self._runner.open_row(row)
+            case EndSegment():
+                self.scheduler.end_segment(message)
+            case EndText():
+                self.scheduler.end_text(message)
+            case Pace():
+                self.scheduler.pace(message)
+                self._to_vocoder(message)
+            case Abort():
+                row = self.scheduler.remove(message.stream_id)
+                pads = row.text_pads if row is not None else 0
+                self._flush()
+                # Also for a stream that never had a row: there is one way out for all.
+                self._to_vocoder(Drop(message.stream_id, "cancelled", None, pads))
+        self._flush()
+
+    def step(self) -> float | None:
+        batch, wait_s = self.scheduler.next(self._clock())
+        if batch is None:
+            return wait_s
+        self._running = batch
+        codes, ok = self._runner.run(batch, [self.scheduler.allows_eos(row) for row in batch.rows])
+        self.scheduler.commit(batch, codes, ok, self._clock())
+        self._running = None
+        self._flush()
+        return 0.0
+
+    def fail(self, error: Exception) -> None:
+        """The step raised: its streams are closed, their rows are free, the others go on."""
+        batch, self._running = self._running, None
+        if batch is not None:
+            self.scheduler.fail(batch, StageFailed("the engine failed on this step"))
+        self._flush()
+
+    def close(self) -> None:
+        """Nothing outlives the thread."""
+
+    def _flush(self) -> None:
+        outbox, self.scheduler.outbox = self.scheduler.outbox, []
+        for message in outbox:
+            self._to_vocoder(message)

@@ -1,0 +1,71 @@
+"""One stream's generation state, and how its text becomes the text ids of a step input."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from realtime.messages import SamplingParams, StreamId, Timing
+from realtime.models.base import WindowedText
+
+
+@dataclass(slots=True)
+class Segment:
+    """A piece of text with its own prompt. `spoken` of its `tokens` are finished after
+    `num_frames` frames. A pause is a segment of silence without text."""
+
+    index: int  # as the text feed counts them
+    inputs: npt.NDArray[np.int32]
+    silence_ms: int = 0
+    offset: int = 0  # tokens of the feed's segment that an earlier, capped part has spoken
+    tokens: list[int] = field(default_factory=list)
+    closed: bool = False
+    spoken: int = 0
+    num_frames: int = 0
+    frames_after_text: int = 0
+
+
+@dataclass(slots=True)
+class Row:
+    """A stream in the decode-state pool, at `index`."""
+
+    stream_id: StreamId
+    index: int
+    sampling: SamplingParams
+    priority: int
+    max_lead_s: float | None
+    timing: Timing
+    codes: tuple[int, ...]  # of the frame before: the next step's input
+    segments: deque[Segment] = field(default_factory=deque)
+    text_ended: bool = False
+    held: bool = False
+    position: int = 0
+    num_parts: int = 0  # segments begun, capped parts counted singly: what the noise is drawn for
+    num_frames: int = 0
+    silence_s: float = 0.0
+    text_pads: int = 0
+    starved_since_s: float | None = None
+    first_frame_s: float | None = None
+    played: tuple[float, float] | None = None  # reported play position and when, seconds
+
+    def lead_s(self, now: float, frame_s: float) -> float:
+        """Seconds of audio made but not yet played; without reports, playing began with the first frame."""
+        made = self.num_frames * frame_s + self.silence_s
+        if self.played is not None:
+            position, at_s = self.played
+            return made - position - (now - at_s)
+        return made - (now - self.first_frame_s) if self.first_frame_s is not None else made
+
+
+def window_ids(segment: Segment, text: WindowedText) -> list[int]:
+    """The text ids around the token being spoken."""
+    known = len(segment.tokens)
+    beyond = text.end_id if segment.closed else text.pad_id
+    ids = []
+    for offset in text.offsets:
+        k = segment.spoken + offset
+        ids.append(text.start_id if k < 0 else segment.tokens[k] if k < known else beyond)
+    return ids

@@ -1,0 +1,65 @@
+"""Runs a batch: step inputs from rows, backbone, local decoder, codes back on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from realtime.engine.row import Row, window_ids
+from realtime.engine.sampler import Sampler
+from realtime.engine.scheduler import Batch
+from realtime.models.base import Bundle
+
+MIN_WIDTH = 2  # one row alone is computed twice: see the note at Qwen3Backbone
+
+
+class ModelRunner:
+    """Owns the decode-state pool: KV and sampling state, allocated once."""
+
+    def __init__(self, bundle: Bundle, num_rows: int) -> None:
+        self.spec = bundle.spec
+        self._backbone, self._local = bundle.backbone, bundle.local
+        self._sampler = Sampler(bundle.spec.sampling, bundle.spec.codec_codebooks, num_rows)
+        self._kv = bundle.backbone.new_kv(num_rows, bundle.spec.text.max_segment_frames + 1)
+
+    def open_row(self, row: Row) -> None:
+        """A reused row behaves like a fresh one from here on."""
+        self._sampler.set_row(row.index, row.sampling)
+
+    @torch.inference_mode()
+    def run(
+        self, batch: Batch, allow_eos: Sequence[bool]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """One frame per row: codes [n, K] and ok [n]."""
+        rows = list(batch.rows)
+        num_rows = len(rows)
+        eos = list(allow_eos)
+        if num_rows < MIN_WIDTH:
+            rows, eos = rows * MIN_WIDTH, eos * MIN_WIDTH
+        for row in batch.rows:
+            if row.position == 0:
+                self._sampler.start_segment(row.index)
+        self._sampler.prepare(
+            [row.index for row in rows],
+            [row.num_parts for row in rows],
+            [row.segments[0].num_frames for row in rows],
+            eos,
+        )
+        if batch.phase == "prefill":
+            (row,) = batch.rows
+            inputs = torch.from_numpy(row.segments[0].inputs.astype(np.int64))
+            hidden = self._backbone.prefill(inputs, self._kv, row.index, 0).expand(len(rows), -1)
+            row.position = inputs.shape[0] - 1
+        else:
+            text = self.spec.text
+            inputs = torch.tensor([[*window_ids(row.segments[0], text), *row.codes] for row in rows])
+            index = torch.tensor([row.index for row in rows])
+            positions = torch.tensor([row.position for row in rows])
+            hidden = self._backbone.decode(inputs, self._kv, index, positions)
+        out = self._local.frame(hidden, self._sampler)
+        codes = out.codes.numpy()
+        self._sampler.commit(codes)
+        return codes[:num_rows], out.ok.numpy()[:num_rows]

@@ -1,0 +1,287 @@
+"""Who prefills, who decodes, who parks. Plain Python over plain values: no torch, no clock of its own.
+
+A row is never run on a guess: it parks until the text that its next frame needs is known, and goes
+on when it comes. What happens at a place in a stream (a segment ended, text ran out, a pause) is
+told as a Note that carries the number of frames before it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from realtime.engine.row import Row, Segment
+from realtime.errors import StageFailed
+from realtime.messages import (
+    Drop,
+    EndSegment,
+    EndText,
+    Finish,
+    Frames,
+    Note,
+    Pace,
+    Prompt,
+    Started,
+    StreamId,
+    Timing,
+    Tokens,
+    VocoderMessage,
+)
+from realtime.models.base import ModelSpec
+
+MAX_FRAMES_AFTER_TEXT = 12  # of one segment, once all its tokens are spoken
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows in ascending order that make their next frame together (prefill: a single one)."""
+
+    rows: tuple[Row, ...]
+    phase: Literal["prefill", "decode"]
+
+
+class Scheduler:
+    """Owns the rows. `next` chooses, `commit` books what the model answered; both only talk to the
+    rest of the world through `outbox`, vocoder messages in the order in which they must be sent."""
+
+    def __init__(self, spec: ModelSpec, num_rows: int) -> None:
+        self.spec = spec
+        self.num_rows = num_rows
+        self.rows: dict[StreamId, Row] = {}
+        self.outbox: list[VocoderMessage] = []
+        self._free = list(range(num_rows))
+        self._prefilled_last = False
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    # ---- what comes in
+
+    def add(self, prompt: Prompt, now: float) -> Row | None:
+        """Opens a segment; returns the row if the stream is new."""
+        row = self.rows.get(prompt.stream_id)
+        new = row is None
+        if row is None:
+            assert self._free, ("more streams than rows", prompt.stream_id, self.num_rows)
+            row = Row(
+                prompt.stream_id,
+                heapq.heappop(self._free),  # lowest first: a batch is a short prefix of the pool
+                prompt.sampling,
+                prompt.priority,
+                prompt.max_lead_s,
+                Timing(prompt.trigger_s, admit_s=now, prefill_s=now),
+                self.spec.first_codes,
+            )
+            self.rows[prompt.stream_id] = row
+        elif row.segments and not row.segments[-1].closed:
+            row.segments[-1].closed = True  # a new segment ends the one before
+        segment = Segment(prompt.segment, prompt.inputs, prompt.silence_ms, closed=prompt.silence_ms > 0)
+        row.segments.append(segment)
+        self._settle(row)
+        return row if new else None
+
+    def feed(self, tokens: Tokens) -> None:
+        row = self.rows.get(tokens.stream_id)
+        if row is not None and row.segments:
+            row.segments[-1].tokens.extend(tokens.ids)
+
+    def end_segment(self, message: EndSegment) -> None:
+        row = self.rows.get(message.stream_id)
+        if row is not None and row.segments:
+            row.segments[-1].closed = True
+            self._settle(row)
+
+    def end_text(self, message: EndText) -> None:
+        row = self.rows.get(message.stream_id)
+        if row is None:
+            return
+        if row.segments:
+            row.segments[-1].closed = True
+        row.text_ended = True
+        self._settle(row)
+
+    def pace(self, message: Pace) -> None:
+        row = self.rows.get(message.stream_id)
+        if row is None:
+            return
+        row.held = message.hold
+        if message.played_s is not None:
+            row.played = (message.played_s, message.at_s)
+
+    def remove(self, stream_id: StreamId) -> Row | None:
+        """Forgets a stream and frees its row; harmless for one that is gone."""
+        row = self.rows.pop(stream_id, None)
+        if row is not None:
+            heapq.heappush(self._free, row.index)
+        return row
+
+    # ---- what runs next
+
+    def next(self, now: float) -> tuple[Batch | None, float | None]:
+        """The batch to run now, or None and the seconds after which to ask again (None: only a
+        message can change anything)."""
+        decode: list[Row] = []
+        prefill: list[Row] = []
+        wait_s: float | None = None
+        for row in self.rows.values():
+            segment = row.segments[0] if row.segments else None
+            if segment is None or row.held:
+                continue
+            if not self._text_known(segment):
+                if segment.num_frames and row.starved_since_s is None:
+                    row.starved_since_s = now
+                continue
+            ahead_s = self._over_lead_s(row, now)
+            if ahead_s > 0:
+                wait_s = ahead_s if wait_s is None else min(wait_s, ahead_s)
+            elif segment.inputs.shape[0] and not segment.num_frames:
+                prefill.append(row)
+            else:
+                decode.append(row)
+        # Never two prefills in a row while somebody decodes: newcomers must not cause a gap.
+        if prefill and not (self._prefilled_last and decode):
+            self._prefilled_last = True
+            first = min(prefill, key=lambda row: (-row.priority, row.stream_id))
+            return Batch((first,), "prefill"), None
+        self._prefilled_last = False
+        if not decode:
+            return None, wait_s
+        for row in decode:
+            self._note_starved(row, now)
+        return Batch(tuple(sorted(decode, key=lambda row: row.index)), "decode"), None
+
+    def allows_eos(self, row: Row) -> bool:
+        """The end of speech may come when the last token is being spoken and two frames are out."""
+        segment = row.segments[0]
+        return segment.closed and segment.spoken >= len(segment.tokens) - 1 and segment.num_frames >= 2
+
+    def _text_known(self, segment: Segment) -> bool:
+        return segment.closed or len(segment.tokens) >= segment.spoken + self.spec.text.min_lookahead + 1
+
+    def _over_lead_s(self, row: Row, now: float) -> float:
+        if row.max_lead_s is None:
+            return 0.0
+        return row.lead_s(now, self.spec.frame_s) - row.max_lead_s
+
+    def _note_starved(self, row: Row, now: float) -> None:
+        since_s, row.starved_since_s = row.starved_since_s, None
+        if since_s is not None and now - since_s > self.spec.frame_s:
+            waited_ms = round((now - since_s) * 1000)
+            segment = row.segments[0]
+            self.outbox.append(Note(row.stream_id, segment.index, row.num_frames, "starved", waited_ms))
+
+    # ---- what came of it
+
+    def commit(
+        self, batch: Batch, codes: npt.NDArray[np.int64], ok: npt.NDArray[np.bool_], now: float
+    ) -> None:
+        """Books a frame [n, K] for each row of the batch: text moves on, segments and streams end."""
+        spoke: list[int] = []
+        started: list[Started | None] = []
+        settled: list[Row] = []
+        for i, row in enumerate(batch.rows):
+            if not ok[i]:
+                self.remove(row.stream_id)
+                error = StageFailed("the model's numbers were not finite")
+                self.outbox.append(Drop(row.stream_id, "failed", error, row.text_pads))
+                continue
+            settled.append(row)
+            if self._book(row, codes[i]):
+                spoke.append(i)
+                started.append(self._started(row, now) if row.num_frames == 1 else None)
+        if spoke:
+            ids = tuple(batch.rows[i].stream_id for i in spoke)
+            frames = codes[spoke, self.spec.codec_codebooks].astype(np.int16)
+            self.outbox.append(Frames(ids, frames, tuple(started)))
+        for row in settled:
+            self._settle(row)
+
+    def fail(self, batch: Batch, error: StageFailed) -> None:
+        """Closes every stream of a batch whose step raised."""
+        for row in batch.rows:
+            if self.remove(row.stream_id) is not None:
+                self.outbox.append(Drop(row.stream_id, "failed", error, row.text_pads))
+
+    def _book(self, row: Row, codes: npt.NDArray[np.int64]) -> bool:
+        """Advances a row by one frame; False if the frame makes no sound."""
+        text = self.spec.text
+        segment = row.segments[0]
+        if codes[text.pace_codebook] == text.eos:
+            segment.spoken = len(segment.tokens)
+            self._end_part(row)
+            return False
+        known = len(segment.tokens)
+        if segment.num_frames >= text.frame_cap(known, segment.closed) or (
+            segment.closed and segment.frames_after_text >= MAX_FRAMES_AFTER_TEXT
+        ):
+            # The step beyond the cap was only the chance to end by itself.
+            self._cap(row)
+            return False
+        if not segment.closed and segment.spoken + text.offsets[-1] >= known:
+            row.text_pads += 1
+        segment.spoken = min(segment.spoken + int(codes[text.pace_codebook]), known)
+        segment.num_frames += 1
+        if segment.closed and segment.spoken >= known:
+            segment.frames_after_text += 1
+        row.position += 1
+        row.num_frames += 1
+        row.codes = tuple(int(code) for code in codes)
+        limit = row.sampling.max_frames
+        if limit is not None and row.num_frames >= limit:
+            self._limit(row)
+        return True
+
+    def _cap(self, row: Row) -> None:
+        segment = row.segments[0]
+        if segment.spoken == 0:
+            self._limit(row)
+            return
+        rest = segment.tokens[segment.spoken :]
+        if rest or not segment.closed:
+            offset = segment.offset + segment.spoken
+            again = Segment(segment.index, segment.inputs, offset=offset, tokens=rest, closed=segment.closed)
+            row.segments.insert(1, again)
+        self._end_part(row)
+
+    def _limit(self, row: Row) -> None:
+        """Ends the stream here; what was made is still decoded."""
+        row.segments.clear()
+        self.remove(row.stream_id)
+        self.outbox.append(Finish(row.stream_id, "limit", row.text_pads))
+
+    def _end_part(self, row: Row) -> None:
+        """Takes the head segment off and makes the row ready for the next one."""
+        segment = row.segments.popleft()
+        row.position = 0
+        row.num_parts += 1
+        row.codes = self.spec.first_codes
+        row.starved_since_s = None
+        if not (row.segments and row.segments[0].index == segment.index):
+            self.outbox.append(
+                Note(row.stream_id, segment.index, row.num_frames, "segment_end", segment.num_frames)
+            )
+
+    def _settle(self, row: Row) -> None:
+        """Takes pauses off the head of the queue; a row with nothing left and no more text finishes."""
+        if self.rows.get(row.stream_id) is not row:
+            return
+        while row.segments and row.segments[0].silence_ms:
+            segment = row.segments.popleft()
+            row.silence_s += segment.silence_ms / 1000
+            self.outbox += [
+                Note(row.stream_id, segment.index, row.num_frames, "silence", segment.silence_ms),
+                Note(row.stream_id, segment.index, row.num_frames, "segment_end", 0),
+            ]
+        if row.text_ended and not row.segments:
+            self.remove(row.stream_id)
+            self.outbox.append(Finish(row.stream_id, "done", row.text_pads))
+
+    def _started(self, row: Row, now: float) -> Started:
+        row.first_frame_s = now
+        row.timing = replace(row.timing, first_frame_s=now)
+        return Started(row.timing, row.sampling.seed)

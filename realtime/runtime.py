@@ -1,0 +1,414 @@
+"""The Runtime builds the stages, routes what they say to streams, and hands out permits.
+
+Everything here runs on the event loop's thread, except where a stage calls `_emit`. A stream that
+was sent to the engine leaves in one way only: the stages say `Closed`, and its permit returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+from realtime import models
+from realtime.config import Config
+from realtime.engine.engine import Engine
+from realtime.engine.runner import ModelRunner
+from realtime.errors import BadRequest, Draining, Overloaded, StageFailed, TTSError
+from realtime.messages import (
+    Abort,
+    Closed,
+    EngineMessage,
+    Note,
+    Pace,
+    Prompt,
+    SamplingParams,
+    SpeechRequest,
+    StreamEvent,
+    StreamId,
+    Tokens,
+    VocoderMessage,
+)
+from realtime.models.base import Bundle, ModelSpec
+from realtime.vocoder.policy import ChunkPolicy
+from realtime.vocoder.vocoder import Vocoder
+from realtime.worker import Worker
+
+SILENCE_MS = 100  # what text without anything to speak sounds like
+TEXT_SLICE_CHARS = 256  # processed without a pause for the other streams: well under a millisecond
+WORKER_STOP_S = 5.0
+WARM_UP_STEPS = 4
+SWITCH_INTERVAL_S = 0.001  # how long a thread may keep another one from the interpreter
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """All audio for the text up to code point `c1` has passed; answers `Stream.flush(id)`."""
+
+    stream_id: StreamId
+    id: str | int | None
+    c1: int
+
+
+class Permits:
+    """As many as there are rows and slots. Streams wait in the order of arrival; one that replaces
+    another gets that one's permit."""
+
+    def __init__(self, count: int) -> None:
+        self.free = count
+        self._waiting: dict[StreamId, asyncio.Future[None]] = {}
+
+    async def take(self, stream_id: StreamId, wait_s: float) -> None:
+        """Raises Overloaded after `wait_s`."""
+        if self.free > 0 and not self._waiting:
+            self.free -= 1
+            return
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[stream_id] = granted
+        try:
+            await asyncio.wait_for(granted, wait_s)
+        except TimeoutError:
+            raise Overloaded(f"no stream became free within {wait_s * 1000:.0f} ms") from None
+        except asyncio.CancelledError:
+            # Cancelled in the same turn in which it was granted: it goes to the next one.
+            if granted.done() and not granted.cancelled():
+                self.give()
+            raise
+        finally:
+            self._waiting.pop(stream_id, None)
+
+    def give(self) -> None:
+        """Returns one: to whoever waits longest, else to the pool."""
+        for stream_id in list(self._waiting):
+            if self.give_to(stream_id):
+                return
+        self.free += 1
+
+    def give_to(self, stream_id: StreamId) -> bool:
+        """Hands one over, if that stream is waiting."""
+        granted = self._waiting.get(stream_id)
+        if granted is None or granted.done():
+            return False
+        granted.set_result(None)
+        return True
+
+
+class Stream:
+    """One utterance: an async context manager and an async iterator of its events, which end with
+    one `Closed`. None of its methods waits; leaving the scope cancels what is left."""
+
+    def __init__(self, runtime: Runtime, stream_id: StreamId, request: SpeechRequest) -> None:
+        self.id = stream_id
+        self.request = request
+        self.closed = False
+        self.feed = runtime.bundle.feed(stream_id, request)
+        self._runtime = runtime
+        self._inputs: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()  # bounded by the edge's text limit
+        self._events: asyncio.Queue[StreamEvent | Flushed] = asyncio.Queue()  # bounded by the lead limit
+        self._marks: deque[tuple[int, Flushed]] = deque()
+        self._last_ended = -1
+        self._pump: asyncio.Task[None] | None = None
+        self.has_permit = False
+        self._in_ring = False
+        self._cancelled = False
+        self._error: TTSError | None = None
+        self.heir: StreamId | None = None  # the stream that gets this one's permit
+
+    async def __aenter__(self) -> Stream:
+        self._pump = asyncio.create_task(self._run_pump())
+        self._pump.add_done_callback(self._pump_ended)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+        if self._pump is not None:
+            self._pump.cancel()
+
+    def text(self, delta: str) -> None:
+        if delta:
+            self._inputs.put_nowait(("text", delta))
+
+    def flush(self, flush_id: str | int | None = None) -> None:
+        """Everything received so far is spoken; `Flushed` follows its last audio."""
+        self._inputs.put_nowait(("flush", flush_id))
+
+    def end(self) -> None:
+        self._inputs.put_nowait(("end", None))
+
+    def cancel(self) -> None:
+        """Nothing of this stream comes out of the iterator after this but its `Closed`."""
+        if self.closed or self._cancelled:
+            return
+        self._cancelled = True
+        if self._pump is not None:
+            self._pump.cancel()
+        while not self._events.empty():
+            self._events.get_nowait()
+        if self._in_ring:
+            self._runtime.to_engine(Abort(self.id))
+        else:
+            self._runtime.leave(self, Closed(self.id, "cancelled"))
+
+    def pace(self, hold: bool, played_s: float | None = None) -> None:
+        """Parks or resumes generation; `played_s` is the position the client reports to be playing."""
+        if self._in_ring and not self.closed:
+            self._runtime.to_engine(Pace(self.id, hold, played_s, self._runtime.clock()))
+
+    def segment_end_char(self, segment: int) -> int:
+        """The code point of the input at which a segment's text ends."""
+        ends = [span[1] for span in self.feed.spans(segment) if span is not None]
+        return max(ends, default=0)
+
+    async def __aiter__(self) -> AsyncIterator[StreamEvent | Flushed]:
+        while True:
+            event = await self._events.get()
+            yield event
+            if isinstance(event, Closed):
+                return
+
+    # ---- called by the runtime
+
+    def push(self, event: StreamEvent) -> None:
+        if isinstance(event, Closed):
+            self.closed = True
+            if self._error is not None:
+                event = replace(event, reason="failed", error=self._error)
+        elif self._cancelled:
+            return
+        self._events.put_nowait(event)
+        if isinstance(event, Note) and event.kind == "segment_end":
+            self._last_ended = event.segment
+            while self._marks and self._marks[0][0] <= event.segment:
+                self._events.put_nowait(self._marks.popleft()[1])
+
+    # ---- text to the engine
+
+    async def _run_pump(self) -> None:
+        """The only task that feeds text and that waits for a permit; the reader never does."""
+        try:
+            while True:
+                kind, value = await self._inputs.get()
+                if kind == "text":
+                    for start in range(0, len(value), TEXT_SLICE_CHARS):
+                        await self._deliver(self.feed.text(value[start : start + TEXT_SLICE_CHARS]))
+                        if start:
+                            await asyncio.sleep(0)
+                elif kind == "flush":
+                    await self._deliver(self.feed.flush())
+                    self._mark(Flushed(self.id, value, self.feed.num_chars))
+                else:
+                    await self._finish()
+                    return
+        except TTSError as error:
+            self._runtime.leave(self, Closed(self.id, "failed", error))
+
+    def _pump_ended(self, pump: asyncio.Task[None]) -> None:
+        error = None if pump.cancelled() else pump.exception()
+        if error is not None:
+            logger.error("stream %d: text processing failed", self.id, exc_info=error)
+            self._error = StageFailed("text processing failed")
+            self.cancel()
+
+    async def _deliver(self, messages: list[EngineMessage]) -> None:
+        if not messages:
+            return
+        if not self.has_permit:
+            await self._runtime.take_permit(self)
+            self.has_permit = True
+        self._in_ring = True
+        for message in messages:
+            self._runtime.to_engine(message)
+
+    def _mark(self, flushed: Flushed) -> None:
+        segment = self.feed.num_segments - 1
+        if segment <= self._last_ended:
+            self._events.put_nowait(flushed)
+        else:
+            self._marks.append((segment, flushed))
+
+    async def _finish(self) -> None:
+        messages = self.feed.end()
+        if messages or self._in_ring:
+            await self._deliver(messages)
+            return
+        if self.feed.has_text:
+            self.push(Note(self.id, 0, 0, "silence", SILENCE_MS))
+        self._runtime.leave(self, Closed(self.id, "done"))
+
+
+class Runtime:
+    """Async context manager: entering loads and warms up the model and starts the workers, leaving
+    waits for streams at most `drain_s`, then stops them."""
+
+    def __init__(
+        self,
+        config: Config,
+        load: Callable[[str], Bundle] = models.load,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.clock = clock
+        self.ready = False
+        self.draining = False
+        self.streams: dict[StreamId, Stream] = {}
+        self.num_stale_events = 0
+        self.permits = Permits(config.engine.max_streams)
+        self._load = load
+        self._next_id = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.bundle.spec
+
+    async def __aenter__(self) -> Runtime:
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        await asyncio.to_thread(self._build)
+        self._loop = asyncio.get_running_loop()
+        self._vocoder_worker.start()
+        self._engine_worker.start()
+        self.ready = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.drain(0.0)
+        await asyncio.to_thread(self._engine_worker.stop, WORKER_STOP_S)
+        await asyncio.to_thread(self._vocoder_worker.stop, WORKER_STOP_S)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Takes nothing new, waits for the streams, and cancels what is left after `timeout_s`."""
+        self.draining = True
+        self.ready = False
+        for wait_s in (timeout_s, WORKER_STOP_S):
+            try:
+                await asyncio.wait_for(self._idle.wait(), wait_s)
+                return
+            except TimeoutError:
+                for stream in list(self.streams.values()):
+                    stream.cancel()
+
+    def open(self, request: SpeechRequest) -> Stream:
+        """A stream that holds no capacity yet. Raises BadRequest (voice, language) or Draining."""
+        if self.draining:
+            raise Draining("the server is about to stop and takes no new streams")
+        if request.voice is not None and request.voice not in self.spec.voices:
+            raise BadRequest(
+                f"voice {request.voice!r} is not known; known: {', '.join(self.spec.voices)}",
+                code="voice_not_found",
+            )
+        if request.language is not None and request.language.split("-")[0] not in self.spec.languages:
+            raise BadRequest(
+                f"language {request.language!r} is not spoken; spoken: {', '.join(self.spec.languages)}",
+                code="language_unsupported",
+            )
+        self._next_id += 1
+        stream = Stream(self, StreamId(self._next_id), request)
+        self.streams[stream.id] = stream
+        self._idle.clear()
+        for old in request.replaces:
+            if old in self.streams:
+                self.streams[old].heir = stream.id
+                self.streams[old].cancel()
+        return stream
+
+    def to_engine(self, message: EngineMessage) -> None:
+        self._engine_worker.put(message)
+
+    async def take_permit(self, stream: Stream) -> None:
+        await self.permits.take(stream.id, self.config.engine.queue_s)
+
+    def leave(self, stream: Stream, closed: Closed) -> None:
+        """The end of a stream that the stages know nothing of."""
+        self.dispatch([closed])
+
+    def dispatch(self, events: list[StreamEvent]) -> None:
+        """Routes events to their streams; called on the event loop's thread."""
+        for event in events:
+            stream = self.streams.get(event.stream_id)
+            if stream is None:
+                self.num_stale_events += 1
+                continue
+            if isinstance(event, Closed):
+                del self.streams[event.stream_id]
+                self._release(stream, event)
+            stream.push(event)
+        if not self.streams:
+            self._idle.set()
+
+    def _release(self, stream: Stream, closed: Closed) -> None:
+        """The permit goes back, or on to the stream that replaces this one: at once if it waits for
+        it or is still collecting text."""
+        if not stream.has_permit or closed.quarantined:
+            return
+        heir = self.streams.get(stream.heir) if stream.heir is not None else None
+        if heir is not None and not heir.has_permit:
+            if not self.permits.give_to(heir.id):
+                heir.has_permit = True
+            return
+        self.permits.give()
+
+    def _emit(self, events: list[StreamEvent]) -> None:
+        """Called by the vocoder's thread."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self.dispatch, events)
+
+    # ---- start
+
+    def _build(self) -> None:
+        torch.set_num_threads(1)  # one core per stage; two threads inside a step collapse under load
+        self.bundle = self._load(self.config.model.path)
+        num_streams = self.config.engine.max_streams
+        spec = self.bundle.spec
+        vocoder = Vocoder(
+            spec,
+            self.bundle.decoder,
+            num_streams,
+            ChunkPolicy(spec.frame_s, max_frames=self.config.vocoder.max_frames),
+            self._emit,
+            self.clock,
+        )
+        self._vocoder_worker: Worker[VocoderMessage] = Worker("vocoder", vocoder)
+        engine = Engine(
+            spec, ModelRunner(self.bundle, num_streams), num_streams, self._vocoder_worker.put, self.clock
+        )
+        self._engine_worker: Worker[EngineMessage] = Worker("engine", engine)
+        self.engine, self.vocoder = engine, vocoder
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Sends made-up streams round the whole ring, alone and at full width, before any thread
+        runs: memory, kernels and the vocoder's cost model are warm when the first real one comes."""
+        engine, vocoder, hops = self.engine, self.vocoder, self._vocoder_worker
+        vocoder.warm_up()
+        num_streams = self.config.engine.max_streams
+        for width in sorted({1, num_streams}):
+            ids = [StreamId(-1 - i) for i in range(width)]
+            for stream_id in ids:
+                inputs = np.zeros((0, 0), np.int32)
+                engine.handle(Prompt(stream_id, 0, inputs, SamplingParams(), self.clock()))
+                engine.handle(Tokens(stream_id, (0,) * 20))
+            for _ in range(WARM_UP_STEPS):
+                engine.step()
+                hops.run_queued()
+            for stream_id in ids:
+                engine.handle(Abort(stream_id))
+            hops.run_queued()
+        assert engine.scheduler.num_free == vocoder.num_free == num_streams

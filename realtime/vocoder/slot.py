@@ -1,0 +1,41 @@
+"""One stream's place in the vocoder: pending frames, clocks, and how it is going to end."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from realtime.messages import Finish, Note, StreamId, Timing
+
+
+@dataclass(slots=True)
+class Slot:
+    stream_id: StreamId
+    index: int
+    timing: Timing
+    opened_s: float
+    pending: deque[npt.NDArray[np.int16]] = field(default_factory=deque)  # [C] each
+    notes: deque[Note] = field(default_factory=deque)
+    finish: Finish | None = None
+    num_decoded: int = 0
+    silence_s: float = 0.0
+    first_sent_s: float | None = None
+    oldest_pending_s: float = 0.0  # when the oldest pending frame came
+    held: bool = False
+    played: tuple[float, float] | None = None  # reported play position and when, seconds
+
+    def lead_s(self, now: float, frame_s: float) -> float | None:
+        """Seconds of audio sent ahead of the listener; None before the first audio, and nobody is
+        waiting while the client holds."""
+        if self.first_sent_s is None:
+            return None
+        if self.held:
+            return float("inf")
+        sent = self.num_decoded * frame_s + self.silence_s
+        if self.played is not None:
+            position, at_s = self.played
+            return sent - position - (now - at_s)
+        return sent - (now - self.first_sent_s)

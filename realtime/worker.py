@@ -1,0 +1,94 @@
+"""The only place that knows about threads: one inbox, one thread, one stage."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from typing import Generic, Protocol, TypeVar
+
+M = TypeVar("M")
+M_contra = TypeVar("M_contra", contravariant=True)
+
+logger = logging.getLogger(__name__)
+
+
+class Stage(Protocol[M_contra]):
+    """`step` returns seconds until the next one is due: 0 = now, None = only when a message comes.
+    `fail` is told what `handle` or `step` raised, and lets go of what that step had in hand."""
+
+    def handle(self, message: M_contra) -> None: ...
+
+    def step(self) -> float | None: ...
+
+    def fail(self, error: Exception) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Worker(Generic[M]):
+    """Runs a stage on its own thread. `put` may be called from any thread and never waits; the
+    inbox needs no bound because permits bound the streams and each sends a bounded text."""
+
+    def __init__(self, name: str, stage: Stage[M]) -> None:
+        self._stage = stage
+        self._inbox: queue.SimpleQueue[M | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        self._name = name
+
+    @property
+    def depth(self) -> int:
+        return self._inbox.qsize()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, message: M) -> None:
+        self._inbox.put(message)
+
+    def run_queued(self) -> None:
+        """Handles what is queued and steps until nothing is due, on the caller's thread; only
+        before `start`."""
+        while not self._inbox.empty():
+            message = self._inbox.get()
+            assert message is not None
+            self._stage.handle(message)
+        while self._stage.step() == 0.0:
+            pass
+
+    def stop(self, timeout_s: float) -> None:
+        """Asks the loop to end after what is queued; a stage that hangs is left behind."""
+        self._inbox.put(None)
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            logger.error("%s did not stop within %.1f s", self._name, timeout_s)
+
+    def _loop(self) -> None:
+        wait_s: float | None = None
+        while True:
+            try:
+                message = self._inbox.get(wait_s != 0.0, wait_s)
+                while True:
+                    if message is None:
+                        self._stage.close()
+                        return
+                    self._handle(message)
+                    message = self._inbox.get_nowait()
+            except queue.Empty:
+                pass
+            wait_s = self._step()
+
+    def _step(self) -> float | None:
+        try:
+            return self._stage.step()
+        except Exception as error:  # a step belongs to its streams; the stage goes on
+            logger.exception("%s: step failed", self._name)
+            self._stage.fail(error)
+            return 0.0
+
+    def _handle(self, message: M) -> None:
+        try:
+            self._stage.handle(message)
+        except Exception as error:
+            logger.exception("%s: could not take %s", self._name, type(message).__name__)
+            self._stage.fail(error)
