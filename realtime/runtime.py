@@ -71,15 +71,18 @@ class Permits:
 
     async def take(self, stream_id: StreamId, wait_s: float) -> None:
         """Raises Overloaded after `wait_s`."""
-        if self.free > 0 and not self._waiting:
+        if self.free > 0:  # then whoever waited has been granted one
             self.free -= 1
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[stream_id] = granted
         try:
-            await asyncio.wait_for(granted, wait_s)
+            # Not wait_for: it may swallow a cancellation that comes in the turn of the grant.
+            async with asyncio.timeout(wait_s):
+                await granted
         except TimeoutError:
-            raise Overloaded(f"no stream became free within {wait_s * 1000:.0f} ms") from None
+            if not granted.done() or granted.cancelled():  # else it was granted at the last moment
+                raise Overloaded(f"no stream became free within {wait_s * 1000:.0f} ms") from None
         except asyncio.CancelledError:
             # Cancelled in the same turn in which it was granted: it goes to the next one.
             if granted.done() and not granted.cancelled():
@@ -87,6 +90,10 @@ class Permits:
             raise
         finally:
             self._waiting.pop(stream_id, None)
+
+    def __contains__(self, stream_id: StreamId) -> bool:
+        """The stream waits for one, or was granted one that it has not taken yet."""
+        return stream_id in self._waiting
 
     def give(self) -> None:
         """Returns one: to whoever waits longest, else to the pool."""
@@ -122,6 +129,7 @@ class Stream:
         self.has_permit = False
         self._in_ring = False
         self._cancelled = False
+        self._held = False
         self._error: TTSError | None = None
         self.heir: StreamId | None = None  # the stream that gets this one's permit
 
@@ -141,9 +149,9 @@ class Stream:
         if delta:
             self._inputs.put_nowait(("text", delta))
 
-    def flush(self, flush_id: str | int | None = None) -> None:
-        """Everything received so far is spoken; `Flushed` follows its last audio."""
-        self._inputs.put_nowait(("flush", flush_id))
+    def flush(self, flush_id: str | int | None = None, *, answered: bool = True) -> None:
+        """Everything received so far is spoken; `Flushed` follows its last audio, if `answered`."""
+        self._inputs.put_nowait(("flush" if answered else "quiet flush", flush_id))
 
     def end(self) -> None:
         self._inputs.put_nowait(("end", None))
@@ -164,6 +172,7 @@ class Stream:
 
     def pace(self, hold: bool, played_s: float | None = None) -> None:
         """Parks or resumes generation; `played_s` is the position the client reports to be playing."""
+        self._held = hold
         if self._in_ring and not self.closed:
             self._runtime.to_engine(Pace(self.id, hold, played_s, self._runtime.clock()))
 
@@ -184,6 +193,8 @@ class Stream:
     def push(self, event: StreamEvent) -> None:
         if isinstance(event, Closed):
             self.closed = True
+            if self._pump is not None:
+                self._pump.cancel()  # no more of its text goes to the stages
             if self._error is not None:
                 event = replace(event, reason="failed", error=self._error)
         elif self._cancelled:
@@ -206,14 +217,19 @@ class Stream:
                         await self._deliver(self.feed.text(value[start : start + TEXT_SLICE_CHARS]))
                         if start:
                             await asyncio.sleep(0)
-                elif kind == "flush":
-                    await self._deliver(self.feed.flush())
-                    self._mark(Flushed(self.id, value, self.feed.num_chars))
-                else:
+                elif kind == "end":
                     await self._finish()
                     return
+                else:
+                    await self._deliver(self.feed.flush())
+                    if kind == "flush":
+                        self._mark(Flushed(self.id, value, self.feed.num_chars))
         except TTSError as error:
-            self._runtime.leave(self, Closed(self.id, "failed", error))
+            if self._in_ring:
+                self._error = error
+                self.cancel()
+            else:
+                self._runtime.leave(self, Closed(self.id, "failed", error))
 
     def _pump_ended(self, pump: asyncio.Task[None]) -> None:
         error = None if pump.cancelled() else pump.exception()
@@ -228,9 +244,11 @@ class Stream:
         if not self.has_permit:
             await self._runtime.take_permit(self)
             self.has_permit = True
-        self._in_ring = True
+        entering, self._in_ring = not self._in_ring, True
         for message in messages:
             self._runtime.to_engine(message)
+        if entering and self._held:
+            self.pace(hold=True)
 
     def _mark(self, flushed: Flushed) -> None:
         segment = self.feed.num_segments - 1
@@ -308,16 +326,7 @@ class Runtime:
         """A stream that holds no capacity yet. Raises BadRequest (voice, language) or Draining."""
         if self.draining:
             raise Draining("the server is about to stop and takes no new streams")
-        if request.voice is not None and request.voice not in self.spec.voices:
-            raise BadRequest(
-                f"voice {request.voice!r} is not known; known: {', '.join(self.spec.voices)}",
-                code="voice_not_found",
-            )
-        if request.language is not None and request.language.split("-")[0] not in self.spec.languages:
-            raise BadRequest(
-                f"language {request.language!r} is not spoken; spoken: {', '.join(self.spec.languages)}",
-                code="language_unsupported",
-            )
+        self.check(request.voice, request.language)
         self._next_id += 1
         stream = Stream(self, StreamId(self._next_id), request)
         self.streams[stream.id] = stream
@@ -327,6 +336,19 @@ class Runtime:
                 self.streams[old].heir = stream.id
                 self.streams[old].cancel()
         return stream
+
+    def check(self, voice: str | None, language: str | None) -> None:
+        """Raises BadRequest for a voice or language that the model does not have."""
+        spec = self.spec
+        if voice is not None and voice not in spec.voices:
+            raise BadRequest(
+                f"voice {voice!r} is not known; known: {', '.join(spec.voices)}", code="voice_not_found"
+            )
+        if language is not None and language.split("-")[0].lower() not in spec.languages:
+            raise BadRequest(
+                f"language {language!r} is not spoken; spoken: {', '.join(spec.languages)}",
+                code="language_unsupported",
+            )
 
     def to_engine(self, message: EngineMessage) -> None:
         self._engine_worker.put(message)
@@ -347,6 +369,9 @@ class Runtime:
                 continue
             if isinstance(event, Closed):
                 del self.streams[event.stream_id]
+                if event.reason == "failed" and stream.has_permit:
+                    # Where the vocoder failed, the engine still has it: its row goes before its permit.
+                    self.to_engine(Abort(event.stream_id))
                 self._release(stream, event)
             stream.push(event)
         if not self.streams:
@@ -359,9 +384,11 @@ class Runtime:
             return
         heir = self.streams.get(stream.heir) if stream.heir is not None else None
         if heir is not None and not heir.has_permit:
-            if not self.permits.give_to(heir.id):
+            if self.permits.give_to(heir.id):
+                return
+            if heir.id not in self.permits:
                 heir.has_permit = True
-            return
+                return
         self.permits.give()
 
     def _emit(self, events: list[StreamEvent]) -> None:

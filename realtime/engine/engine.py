@@ -20,6 +20,7 @@ from realtime.messages import (
     EngineMessage,
     Pace,
     Prompt,
+    StreamId,
     Tokens,
     VocoderMessage,
 )
@@ -50,8 +51,10 @@ class Engine:
         self._to_vocoder = to_vocoder
         self._clock = clock
         self._running: Batch | None = None
+        self._handling: StreamId | None = None
 
     def handle(self, message: EngineMessage) -> None:
+        self._handling = message.stream_id
         match message:
             case Tokens():
                 self.scheduler.feed(message)
@@ -72,6 +75,7 @@ class Engine:
                 self._flush()
                 # Also for a stream that never had a row: there is one way out for all.
                 self._to_vocoder(Drop(message.stream_id, "cancelled", None, pads))
+        self._handling = None
         self._flush()
 
     def step(self) -> float | None:
@@ -86,11 +90,17 @@ class Engine:
         return 0.0
 
     def fail(self, error: Exception) -> None:
-        """The step raised: its streams are closed, their rows are free, the others go on."""
+        """The step, or a message, raised: its streams are closed, their rows are free, the others go
+        on."""
+        failure = StageFailed("the engine failed on this step")
         batch, self._running = self._running, None
         if batch is not None:
-            self.scheduler.fail(batch, StageFailed("the engine failed on this step"))
+            self.scheduler.fail(batch, failure)
         self._flush()
+        stream_id, self._handling = self._handling, None
+        if stream_id is not None:
+            self.scheduler.remove(stream_id)
+            self._to_vocoder(Drop(stream_id, "failed", failure))
 
     def close(self) -> None:
         """Nothing outlives the thread."""

@@ -21,11 +21,17 @@ class Segment:
     inputs: npt.NDArray[np.int32]
     silence_ms: int = 0
     offset: int = 0  # tokens of the feed's segment that an earlier, capped part has spoken
+    frames_before: int = 0  # of such parts
     tokens: list[int] = field(default_factory=list)
     closed: bool = False
     spoken: int = 0
     num_frames: int = 0
     frames_after_text: int = 0
+
+    @property
+    def is_silent(self) -> bool:
+        """A pause, or what is left of a capped segment that turned out to have no more text."""
+        return self.silence_ms > 0 or (self.closed and not self.tokens and not self.inputs.shape[0])
 
 
 @dataclass(slots=True)
@@ -57,7 +63,17 @@ class Row:
         if self.played is not None:
             position, at_s = self.played
             return made - position - (now - at_s)
-        return made - (now - self.first_frame_s) if self.first_frame_s is not None else made
+        return made - (now - self.first_frame_s) if self.first_frame_s is not None else 0.0
+
+    def catch_up(self, now: float, frame_s: float) -> None:
+        """A frame is about to be added: a listener who ran dry goes on with it, nothing is owed."""
+        late_s = -self.lead_s(now, frame_s)
+        if late_s <= 0:
+            return
+        if self.played is not None:
+            self.played = (self.played[0] - late_s, self.played[1])
+        elif self.first_frame_s is not None:
+            self.first_frame_s += late_s
 
 
 def window_ids(segment: Segment, text: WindowedText) -> list[int]:

@@ -27,14 +27,19 @@ def uniforms(
 ) -> npt.NDArray[np.float32]:
     """[n, K] in [0, 1 - 2^-20], a function of its arguments alone (SplitMix64's finaliser,
     Steele, Lea & Flood 2014, over a combined key)."""
-    key = (seeds ^ (segments << np.uint64(40))) + (frames << np.uint64(8))
-    x = (key[:, None] + np.arange(num_codebooks, dtype=np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
-    for _ in range(2):  # twice: neighbouring seeds must not give neighbouring draws
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        x ^= x >> np.uint64(31)
+    # The seed is mixed first: neighbouring seeds must not give each other's draws, one codebook on.
+    key = (_mixed(seeds) ^ (segments << np.uint64(40))) + (frames << np.uint64(8))
+    x = _mixed(key[:, None] + np.arange(num_codebooks, dtype=np.uint64))
     # 20 bits: u * total stays below the total in float32.
-    return ((x >> np.uint64(44)).astype(np.float32)) * np.float32(2.0**-20)
+    draws: npt.NDArray[np.float32] = (x >> np.uint64(44)).astype(np.float32) * np.float32(2.0**-20)
+    return draws
+
+
+def _mixed(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    x = x * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 class Sampler:

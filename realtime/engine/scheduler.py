@@ -67,6 +67,8 @@ class Scheduler:
         row = self.rows.get(prompt.stream_id)
         new = row is None
         if row is None:
+            if prompt.segment > 0:
+                return None  # ended here (failed, at its limit) while more of its text was on its way
             assert self._free, ("more streams than rows", prompt.stream_id, self.num_rows)
             row = Row(
                 prompt.stream_id,
@@ -191,6 +193,7 @@ class Scheduler:
                 self.outbox.append(Drop(row.stream_id, "failed", error, row.text_pads))
                 continue
             settled.append(row)
+            row.catch_up(now, self.spec.frame_s)
             if self._book(row, codes[i]):
                 spoke.append(i)
                 started.append(self._started(row, now) if row.num_frames == 1 else None)
@@ -198,8 +201,12 @@ class Scheduler:
             ids = tuple(batch.rows[i].stream_id for i in spoke)
             frames = codes[spoke, self.spec.codec_codebooks].astype(np.int16)
             self.outbox.append(Frames(ids, frames, tuple(started)))
-        for row in settled:
-            self._settle(row)
+        for row in settled:  # after the frames: nothing may follow a Finish
+            limit = row.sampling.max_frames
+            if limit is not None and row.num_frames >= limit:
+                self._limit(row)
+            else:
+                self._settle(row)
 
     def fail(self, batch: Batch, error: StageFailed) -> None:
         """Closes every stream of a batch whose step raised."""
@@ -224,16 +231,13 @@ class Scheduler:
             return False
         if not segment.closed and segment.spoken + text.offsets[-1] >= known:
             row.text_pads += 1
-        segment.spoken = min(segment.spoken + int(codes[text.pace_codebook]), known)
-        segment.num_frames += 1
         if segment.closed and segment.spoken >= known:
             segment.frames_after_text += 1
+        segment.spoken = min(segment.spoken + int(codes[text.pace_codebook]), known)
+        segment.num_frames += 1
         row.position += 1
         row.num_frames += 1
         row.codes = tuple(int(code) for code in codes)
-        limit = row.sampling.max_frames
-        if limit is not None and row.num_frames >= limit:
-            self._limit(row)
         return True
 
     def _cap(self, row: Row) -> None:
@@ -243,16 +247,22 @@ class Scheduler:
             return
         rest = segment.tokens[segment.spoken :]
         if rest or not segment.closed:
-            offset = segment.offset + segment.spoken
-            again = Segment(segment.index, segment.inputs, offset=offset, tokens=rest, closed=segment.closed)
+            again = Segment(
+                segment.index,
+                segment.inputs,
+                offset=segment.offset + segment.spoken,
+                frames_before=segment.frames_before + segment.num_frames,
+                tokens=rest,
+                closed=segment.closed,
+            )
             row.segments.insert(1, again)
         self._end_part(row)
 
     def _limit(self, row: Row) -> None:
         """Ends the stream here; what was made is still decoded."""
         row.segments.clear()
-        self.remove(row.stream_id)
-        self.outbox.append(Finish(row.stream_id, "limit", row.text_pads))
+        if self.remove(row.stream_id) is not None:
+            self.outbox.append(Finish(row.stream_id, "limit", row.text_pads))
 
     def _end_part(self, row: Row) -> None:
         """Takes the head segment off and makes the row ready for the next one."""
@@ -262,15 +272,18 @@ class Scheduler:
         row.codes = self.spec.first_codes
         row.starved_since_s = None
         if not (row.segments and row.segments[0].index == segment.index):
-            self.outbox.append(
-                Note(row.stream_id, segment.index, row.num_frames, "segment_end", segment.num_frames)
-            )
+            num_frames = segment.frames_before + segment.num_frames
+            self.outbox.append(Note(row.stream_id, segment.index, row.num_frames, "segment_end", num_frames))
 
     def _settle(self, row: Row) -> None:
-        """Takes pauses off the head of the queue; a row with nothing left and no more text finishes."""
+        """Takes pauses and parts without text off the head of the queue; a row with nothing left and
+        no more text finishes."""
         if self.rows.get(row.stream_id) is not row:
             return
-        while row.segments and row.segments[0].silence_ms:
+        while row.segments and row.segments[0].is_silent:
+            if not row.segments[0].silence_ms:
+                self._end_part(row)
+                continue
             segment = row.segments.popleft()
             row.silence_s += segment.silence_ms / 1000
             self.outbox += [

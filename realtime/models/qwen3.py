@@ -42,10 +42,11 @@ class UnitNorm:
 
     def __init__(self, dim: int, eps: float) -> None:
         self.floor = torch.tensor([(dim * eps) ** 0.5])
-        self._root = dim**0.5
+        self._root: float = dim**0.5
 
     def __call__(self, x: Tensor) -> Tensor:
-        return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.floor)
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return x / torch.hypot(length, self.floor)
 
     def gain(self, weight: Tensor) -> Tensor:
         return weight * self._root
@@ -102,7 +103,6 @@ class Block:
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """Residual, output projection and MLP; `attended` has q's shape."""
-        c = self.config
         x = torch.addmm(x, attended.reshape(x.shape[0], -1), self.out)
         gate, up = torch.mm(self.norm(x), self.gate_up).chunk(2, dim=1)
         return torch.addmm(x, F.silu(gate).mul_(up), self.down)

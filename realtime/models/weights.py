@@ -47,7 +47,7 @@ class Tensors:
     def finish(self) -> None:
         """Raises ModelError that names missing, mis-shaped and extra tensors."""
         problems = [
-            f"{len(names)} {label}: {', '.join(names[:_MAX_NAMED])}{', ...' if len(names) > _MAX_NAMED else ''}"
+            f"{len(names)} {label}: {', '.join(names[:_MAX_NAMED] + ['...'] * (len(names) > _MAX_NAMED))}"
             for label, names in (
                 ("missing", self._missing),
                 ("of the wrong shape", self._misshaped),

@@ -88,7 +88,7 @@ def ctx_done(
     reason: DoneReason,
     *,
     samples: int,
-    c_spoken: int,
+    c_spoken: int | None = None,
     heard: Mapping[str, object] | None = None,
     unheard_text: str | None = None,
     usage: Mapping[str, int] | None = None,

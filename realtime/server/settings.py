@@ -15,6 +15,7 @@ from realtime.errors import BadRequest
 from realtime.messages import TriggerMode
 from realtime.server.fields import Fields, shown
 
+MAX_TOP_K = 64  # the sampler looks at no more candidates
 MIN_CHARS_WAIT_MS = 1000  # a minimum of characters always has a time limit
 
 _FORMAT_FIELDS = ("encoding", "sample_rate", "channels", "frame_ms")
@@ -95,7 +96,7 @@ class Settings:
     voice: str | None = None
     language: str | None = None
     model: str | None = None
-    seed: int = 0
+    seed: int | None = None  # None: another one for every context
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -126,7 +127,7 @@ class Settings:
             "model": fields.string("model", 1, 128),
             "seed": fields.integer("seed"),
             "temperature": fields.number("temperature", 0, 5),
-            "top_k": fields.integer("top_k", 1, 1024),
+            "top_k": fields.integer("top_k", 1, MAX_TOP_K),
             "top_p": fields.number("top_p", 0, 1, above_low=True),
             "repetition_penalty": fields.number("repetition_penalty", 0.5, 2),
             "format": _format(self.format, fields),

@@ -14,12 +14,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 STEP_FRAMES = (1, 2, 4, 5, 8, 12, 16, 25)  # a step is never padded: remainders take several steps
+MIN_WAIT_S = 0.001
 MAX_FIRST_FRAMES = 4  # with frames slower than sound no chunking helps; don't wait long for nothing
 
 
 class Cost(Protocol):
-    fixed_s: float
-    jitter_s: float
+    """What steps cost, in seconds; a CostModel is one."""
+
+    @property
+    def fixed_s(self) -> float: ...
+
+    @property
+    def jitter_s(self) -> float: ...
 
     def step_s(self, width: int, num_frames: int) -> float: ...
 
@@ -104,8 +110,11 @@ def _consider(
     wanted = chunk_frames(slot.lead_s, p, interval_s, load, policy, cost)
     if p >= wanted or slot.closing:
         return _Ready(slot, floor_frames(min(p, max(wanted, 1))), 2, float(-p)), None
-    # Its wish shrinks as its lead does, down to what is pending at the latest when it is due.
-    return None, slot.lead_s - guard_s
+    if math.isinf(slot.lead_s):
+        return None, None  # nobody listens: only a message can change anything
+    # It goes when its lead no longer covers even the next larger chunk.
+    larger = min(frames for frames in STEP_FRAMES if frames > p)
+    return None, max(slot.lead_s - _needed_s(larger, p, interval_s, cost), MIN_WAIT_S)
 
 
 def first_frames(interval_s: float, policy: ChunkPolicy, cost: Cost) -> int:
@@ -127,10 +136,15 @@ def chunk_frames(
     wanted = min(max(cheap, round(load * policy.max_frames), 1), policy.max_frames)
     best = 1
     for frames in STEP_FRAMES:
-        wait_s = max(frames - num_pending, 0) * interval_s
-        if frames <= wanted and lead_s >= wait_s + cost.step_s(1, frames) + cost.jitter_s:
+        if frames <= wanted and lead_s >= _needed_s(frames, num_pending, interval_s, cost):
             best = frames
     return best
+
+
+def _needed_s(num_frames: int, num_pending: int, interval_s: float, cost: Cost) -> float:
+    """The lead that waiting for a chunk of `num_frames` takes."""
+    wait_s = max(num_frames - num_pending, 0) * interval_s
+    return wait_s + cost.step_s(1, num_frames) + cost.jitter_s
 
 
 def floor_frames(num_frames: int) -> int:

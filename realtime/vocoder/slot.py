@@ -39,3 +39,20 @@ class Slot:
             position, at_s = self.played
             return sent - position - (now - at_s)
         return sent - (now - self.first_sent_s)
+
+    def catch_up(self, now: float, frame_s: float) -> None:
+        """Sound is about to be added: a listener who ran dry goes on with it, nothing is owed."""
+        late_s = -(self.lead_s(now, frame_s) or 0.0)
+        if late_s <= 0:
+            return
+        if self.played is not None:
+            self.played = (self.played[0] - late_s, self.played[1])
+        elif self.first_sent_s is not None:
+            self.first_sent_s += late_s
+
+    def next_boundary(self) -> int | None:
+        """The frame count at which the next segment end or pause that is known lies."""
+        for note in self.notes:
+            if note.kind in ("segment_end", "silence"):
+                return note.frame
+        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,6 +33,8 @@ from realtime.vocoder.policy import STEP_FRAMES, ChunkPolicy, SlotView, plan
 from realtime.vocoder.slot import Slot
 
 LOAD_WINDOW_S = 1.0
+
+logger = logging.getLogger(__name__)
 
 
 class Vocoder:
@@ -66,7 +69,6 @@ class Vocoder:
         self._last_frames: tuple[float, frozenset[StreamId]] = (0.0, frozenset())
         self._busy_s = 0.0  # of the last LOAD_WINDOW_S, decayed
         self._busy_at_s = clock()
-        self._opening: tuple[StreamId, int] | None = None
         self._decoding: list[Slot] = []
         self._events: list[StreamEvent] = []
 
@@ -122,13 +124,8 @@ class Vocoder:
         return 0.0
 
     def fail(self, error: Exception) -> None:
-        """Closes the streams of the step that raised; a slot whose reset failed is put aside."""
-        opening, self._opening = self._opening, None
+        """Closes the streams of the step that raised."""
         failure = StageFailed("the vocoder failed on this step")
-        if opening is not None:
-            stream_id, index = opening
-            self.quarantined.append(index)
-            self._events.append(Closed(stream_id, "failed", failure, quarantined=True))
         decoding, self._decoding = self._decoding, []
         for slot in decoding:
             if self.slots.get(slot.stream_id) is slot:
@@ -170,13 +167,19 @@ class Vocoder:
                 slot.oldest_pending_s = now
             slot.pending.append(codes)
 
-    def _open(self, stream_id: StreamId, started: Started, now: float) -> Slot:
+    def _open(self, stream_id: StreamId, started: Started, now: float) -> Slot | None:
+        """A slot equal to a fresh one; one whose reset fails is put aside, and only its stream closes."""
         assert stream_id not in self.slots, stream_id
         assert self._free, ("more streams than slots", stream_id)
         index = heapq.heappop(self._free)
-        self._opening = (stream_id, index)
-        self._decoder.reset(self._state, index, started.seed)
-        self._opening = None
+        try:
+            self._decoder.reset(self._state, index, started.seed)
+        except Exception:  # here and not in the worker: the other streams of the message go on
+            logger.exception("slot %d could not be reset and is put aside", index)
+            self.quarantined.append(index)
+            failure = StageFailed("the vocoder could not start this stream")
+            self._events.append(Closed(stream_id, "failed", failure, quarantined=True))
+            return None
         slot = self.slots[stream_id] = Slot(stream_id, index, started.timing, now)
         return slot
 
@@ -193,13 +196,17 @@ class Vocoder:
     def _view(self, slot: Slot, now: float) -> SlotView:
         lead_s = slot.lead_s(now, self._policy.frame_s)
         since_s = slot.timing.trigger_s if lead_s is None else slot.oldest_pending_s
+        num_pending = len(slot.pending)
+        boundary = slot.next_boundary()
+        if boundary is not None:  # a chunk ends where a segment does: what follows may be a pause
+            num_pending = min(num_pending, boundary - slot.num_decoded)
         return SlotView(
             slot.index,
-            len(slot.pending),
+            num_pending,
             lead_s,
             now - since_s,
             now - slot.oldest_pending_s,
-            slot.finish is not None,
+            closing=slot.finish is not None or boundary is not None,
         )
 
     def _decode(self, num_frames: int) -> None:
@@ -217,6 +224,7 @@ class Vocoder:
             if slot.first_sent_s is None:
                 slot.first_sent_s = now
                 timing = replace(slot.timing, first_pcm_s=now)
+            slot.catch_up(now, self._policy.frame_s)
             if not slot.pending:
                 slot.oldest_pending_s = now
             self._events.append(Audio(slot.stream_id, sound, slot.num_decoded, timing))
@@ -251,6 +259,7 @@ class Vocoder:
         while slot.notes and slot.notes[0].frame <= slot.num_decoded:
             note = slot.notes.popleft()
             if note.kind == "silence":
+                slot.catch_up(self._clock(), self._policy.frame_s)
                 slot.silence_s += note.value / 1000
             self._events.append(note)
 

@@ -1,0 +1,7 @@
+"""`python -m realtime`."""
+
+import sys
+
+from realtime.cli import main
+
+sys.exit(main())

@@ -1,0 +1,93 @@
+"""`realtime say`: speech without a server, as a WAV file or on standard output."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from realtime.audio import ENCODINGS, SAMPLE_RATES, PcmEncoder, WavWriter
+from realtime.config import Config, EngineConfig, ModelConfig
+from realtime.errors import BadRequest, StageFailed
+from realtime.messages import Audio, Closed, Note, SamplingParams, SpeechRequest
+
+EPILOG = """examples:
+  realtime say "Hello there." -o hello.wav
+  realtime say - -o chapter.wav < chapter.txt
+  realtime say "Hello there." | aplay
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    parser.add_argument("text", help='what to say; "-" reads standard input')
+    parser.add_argument("-o", "--output", default="-", help='WAV file, "-" (default) is standard output')
+    parser.add_argument("--model", default="wren", help="wren (default) or a model folder")
+    parser.add_argument("--voice", help="one of the model's voices")
+    parser.add_argument("--seed", type=int, help="the same seed and text give the same speech")
+    parser.add_argument("--temperature", type=float, help="0 always takes the likeliest codes")
+    parser.add_argument("--rate", type=int, choices=SAMPLE_RATES, default=48_000, help="samples per second")
+    parser.add_argument("--channels", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--encoding", choices=ENCODINGS, default="pcm_s16le")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Returns the exit code. Raises TTSError for what can't be spoken."""
+    text = sys.stdin.read() if args.text == "-" else args.text
+    if args.output == "-" and sys.stdout.isatty():
+        raise BadRequest("standard output is a terminal: give a file with -o, or pipe into a player")
+    return asyncio.run(_say(args, text))
+
+
+async def _say(args: argparse.Namespace, text: str) -> int:
+    from realtime.runtime import Runtime  # torch: not for `--help`, nor for the other commands
+
+    config = Config(model=ModelConfig(args.model), engine=EngineConfig(max_streams=1))
+    seed = secrets.randbits(53) if args.seed is None else args.seed
+    request = SpeechRequest(
+        voice=args.voice, sampling=SamplingParams(temperature=args.temperature, seed=seed)
+    )
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with _output(args.output) as file, Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("speaking", total=max(len(text), 1))
+        async with Runtime(config) as runtime, runtime.open(request) as stream:
+            spec = runtime.spec
+            encoder = PcmEncoder(spec.sample_rate, spec.channels, args.rate, args.channels, args.encoding)
+            with WavWriter(file, args.rate, args.channels, args.encoding) as wav:
+                stream.text(text)
+                stream.end()
+                async for event in stream:
+                    match event:
+                        case Audio():
+                            wav.write(encoder.encode(event.pcm))
+                        case Note(kind="silence"):
+                            wav.write(encoder.silence(event.value * spec.sample_rate // 1000))
+                        case Note(kind="segment_end"):
+                            progress.update(bar, completed=stream.segment_end_char(event.segment))
+                        case Closed(reason="failed"):
+                            raise event.error or StageFailed("the stream failed")
+                wav.write(encoder.flush())
+    if args.output != "-":
+        seconds = encoder.num_samples_out / args.rate
+        dropped = stream.feed.num_dropped
+        lost = f", {dropped} characters can't be spoken and were left out" if dropped else ""
+        console.print(f"{args.output}: {seconds:.2f} s, seed {seed}{lost}", highlight=False)
+    return 0
+
+
+def _output(name: str) -> BinaryIO:
+    if name == "-":
+        return os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    try:
+        return Path(name).open("wb")
+    except OSError as error:
+        raise BadRequest(f"{name} can't be written: {error.strerror}") from error

@@ -1,0 +1,60 @@
+# shellcheck shell=bash
+# Sourced by its neighbours. `setup_venv [extra]` makes .venv in the checkout, or finds it as it should be.
+
+root=$(dirname "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")")
+python=$root/.venv/bin/python
+torch=torch==2.13.0
+
+say() { printf '== %s\n' "$*" >&2; }
+
+setup_venv() {
+    local extra=${1:-}
+    [[ "$(fingerprint)" == "$(cat "$root/.venv/stamp-$extra" 2>/dev/null)" ]] && return
+    rm -f "$root/.venv/stamp-"*
+    "$python" -m pip --version &>/dev/null || make_venv
+    install --quiet 'pip>=23.2' # an older one downloads every package to see what it depends on
+    announce_torch
+    install "$torch"
+    say "installing realtime${extra:+[$extra]} and what else it needs"
+    install --quiet -e ".${extra:+[$extra]}"
+    fingerprint | tee "$root/.venv/stamp-" >"$root/.venv/stamp-$extra"
+}
+
+# What a finished set-up depends on; the path is part of it, since a venv can't be moved.
+fingerprint() {
+    echo "$root $torch $("$python" --version 2>&1)"
+    sha256sum <"$root/pyproject.toml"
+}
+
+make_venv() {
+    if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+        say "needs Python 3.11 or newer as python3: sudo apt install python3 python3-venv"
+        exit 1
+    fi
+    if ! python3 -c 'import ensurepip' 2>/dev/null && [[ $EUID == 0 && -e /etc/debian_version ]]; then
+        say "installing python3-venv"
+        apt-get update -qq && apt-get install -y -qq python3-venv >/dev/null
+    fi
+    if ! python3 -c 'import ensurepip' 2>/dev/null; then
+        say "needs Python's venv: sudo apt install python3-venv"
+        exit 1
+    fi
+    say "creating $root/.venv"
+    python3 -m venv --clear "$root/.venv"
+}
+
+announce_torch() {
+    local packages cuda
+    say "looking up what $torch brings"
+    packages=$(install --dry-run "$torch" | sed -n 's/^Would install //p')
+    cuda=$(tr ' ' '\n' <<<"$packages" | grep -cE '^(nvidia|cuda|triton)' || true)
+    if ((cuda)); then
+        say "$torch brings $cuda CUDA packages: several GB to download and to store."
+        say "The CPU build is about 0.2 GB. For that one, stop now (Ctrl-C) and set PIP_INDEX_URL or"
+        say "PIP_EXTRA_INDEX_URL to an index of CPU builds, or PIP_FIND_LINKS to a folder that holds it."
+    elif [[ $packages ]]; then
+        say "about 0.2 GB to fetch: $packages"
+    fi
+}
+
+install() { (cd "$root" && "$python" -m pip install --disable-pip-version-check "$@"); }
