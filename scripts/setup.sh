@@ -12,7 +12,7 @@ setup_venv() {
     [[ "$(fingerprint)" == "$(cat "$root/.venv/stamp-$extra" 2>/dev/null)" ]] && return
     rm -f "$root/.venv/stamp-"*
     "$python" -m pip --version &>/dev/null || make_venv
-    install --quiet 'pip>=23.2' # an older one downloads every package to see what it depends on
+    install --quiet 'pip>=23.3' # an older one downloads every package to see what it depends on
     announce_torch
     install "$torch"
     say "installing realtime${extra:+[$extra]} and what else it needs"

@@ -34,7 +34,9 @@ MAY_IMPORT = {
     "server.events": "errors server.settings server.wire",
     "client": "errors audio server.wire",
     "probe": "errors audio server.wire client",
-    "cli": "*",  # composes
+    "say": "config errors messages audio runtime",
+    "serve": "config errors runtime server",
+    "cli": "*",
     "__main__": "cli",
 }
 COMPUTES = "models engine.sampler engine.runner engine.pool vocoder.vocoder preprocess.encoder runtime"

@@ -18,6 +18,7 @@ from realtime.errors import ModelError
 from realtime.models.base import Bundle, ModelSpec, SamplingDefaults, WindowedText
 from realtime.models.local import LocalTransformer
 from realtime.models.qwen3 import Qwen3Backbone, Qwen3Config
+from realtime.models.small import SmallBackbone, SmallLocal
 from realtime.models.spectral_codec import SpectralCodec, SpectralConfig
 from realtime.models.weights import Tensors
 from realtime.models.wren_feed import WrenFeed
@@ -171,7 +172,7 @@ def load_realtime(folder: Path) -> Bundle:
         voices=tuple(processor.items("voices")),
     )
     feed = partial(WrenFeed, text=text, tokenizer=_tokenizer(folder), num_codebooks=num_codebooks)
-    return Bundle(spec, backbone, local, codec, feed)
+    return Bundle(spec, SmallBackbone(backbone), SmallLocal(local), codec, feed)
 
 
 def _qwen3_config(fields: Fields) -> Qwen3Config:

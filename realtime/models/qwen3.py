@@ -108,22 +108,71 @@ class Block:
         return torch.addmm(x, F.silu(gate).mul_(up), self.down)
 
 
+LENGTH_STEP = 64  # attention reads this many positions or a multiple: rounds the same at any of them
+
+
 class RowKV:
     """K and V of every row, allocated once. A row's memory is never cleared: what lies beyond its
     position is masked, and a step overwrites its own position before it is read."""
 
     def __init__(self, config: Qwen3Config, rows: int, max_positions: int) -> None:
         self.rows = rows
-        self.max_positions = max_positions
-        heads, dim = config.num_kv_heads, config.head_dim
-        self.layers = [
-            (torch.zeros(rows * heads, max_positions, dim), torch.zeros(rows * heads, max_positions, dim))
-            for _ in range(config.num_layers)
-        ]
-        seen = torch.arange(max_positions)
-        self.mask = torch.zeros(max_positions, max_positions).masked_fill_(
+        self.max_positions = -(-max_positions // LENGTH_STEP) * LENGTH_STEP
+        self.num_heads, self.head_dim = config.num_kv_heads, config.head_dim
+        shape = (rows * self.num_heads, self.max_positions, self.head_dim)
+        self.layers = [(torch.zeros(shape), torch.zeros(shape)) for _ in range(config.num_layers)]
+        seen = torch.arange(self.max_positions)
+        self.mask = torch.zeros(self.max_positions, self.max_positions).masked_fill_(
             seen.unsqueeze(0) > seen.unsqueeze(1), float("-inf")
         )
+
+    def place(self, rows: Tensor, positions: Tensor) -> Place:
+        return Place(self, rows, positions)
+
+
+class Place:
+    """Where one decode step reads and writes in a RowKV: one position of each given row.
+
+    Attention runs over all rows below the highest one, without gathering their memory; the results
+    of rows that are not in the step are never read.
+    """
+
+    def __init__(self, kv: RowKV, rows: Tensor, positions: Tensor) -> None:
+        heads = kv.num_heads
+        num_rows = rows.shape[0]
+        prefix = int(rows[-1]) + 1
+        self._rows = None if prefix == num_rows and int(rows[0]) == 0 else rows
+        self._lanes = prefix * heads
+        self._length = (int(positions.max()) // LENGTH_STEP + 1) * LENGTH_STEP
+        every = positions
+        if self._rows is not None:
+            every = torch.zeros(prefix, dtype=torch.int64)
+            every[rows] = positions
+        mask = kv.mask[every, : self._length]
+        self._mask = mask.repeat_interleave(heads, dim=0).unsqueeze(1)  # [lanes, 1, length]
+        lanes = rows.unsqueeze(1) * heads + torch.arange(heads)
+        self._index = (lanes * kv.max_positions + positions.unsqueeze(1)).view(-1)
+
+    def write(self, memory: Tensor, new: Tensor) -> None:
+        """new [n, kv_heads, d] into one layer's keys or values."""
+        dim = memory.shape[-1]
+        memory.view(-1, dim).index_copy_(0, self._index, new.reshape(-1, dim))
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, out: Tensor | None = None) -> Tensor:
+        """q [n, kv_heads, group, d] -> [n, kv_heads * group * d]."""
+        n, _, group, dim = q.shape
+        if self._rows is None:
+            lanes = q.reshape(self._lanes, group, dim)
+        else:
+            spread = q.new_zeros(self._lanes // q.shape[1], q.shape[1], group, dim)
+            spread[self._rows] = q
+            lanes = spread.view(self._lanes, group, dim)
+        keys, values = keys[: self._lanes, : self._length], values[: self._lanes, : self._length]
+        weights = torch.softmax(torch.baddbmm(self._mask, lanes, keys.transpose(1, 2)), -1)
+        attended = torch.bmm(weights, values).view(-1, q.shape[1] * group * dim)
+        if self._rows is not None:
+            attended = attended[self._rows]
+        return attended if out is None else out.copy_(attended)
 
 
 class Qwen3Backbone:
@@ -158,7 +207,7 @@ class Qwen3Backbone:
         stop = start + inputs.shape[0]
         own = slice(row * c.num_kv_heads, (row + 1) * c.num_kv_heads)
         rope, mask = self.rope[start:stop], kv.mask[start:stop, :stop]
-        x = F.embedding(inputs + self.offsets, self.embedding).sum(1)
+        x = self.embed(inputs)
         for block, (keys, values) in zip(self.blocks, kv.layers, strict=True):
             q, k, v = block.project(x, rope)
             keys[own, start:stop] = k.transpose(0, 1)
@@ -169,38 +218,20 @@ class Qwen3Backbone:
             x = block.finish(x, attended.permute(2, 0, 1, 3))
         return self.norm(x[-1:]) * self.norm_gain
 
+    def embed(self, inputs: Tensor) -> Tensor:
+        """Step inputs int64 [n, W+K] -> [n, H]."""
+        return F.embedding(inputs + self.offsets, self.embedding).sum(1)
+
     def decode(self, inputs: Tensor, kv: RowKV, rows: Tensor, positions: Tensor) -> Tensor:
         """One position of each given row: inputs int64 [n, W+K], rows and positions int64 [n]
         (rows ascending; a repeated row must repeat its input) -> last hidden [n, H]."""
-        c = self.config
-        n = inputs.shape[0]
-        prefix = int(rows[-1]) + 1
-        dense = prefix == n and int(rows[0]) == 0
-        if dense:
-            mask = kv.mask[positions]
-        else:  # attention runs over the rows below the highest one; the others' results are not read
-            every = torch.zeros(prefix, dtype=torch.int64)
-            every[rows] = positions
-            mask = kv.mask[every]
-            all_q = torch.zeros(prefix, c.num_heads * c.head_dim)
-        mask = mask.repeat_interleave(c.num_kv_heads, dim=0).unsqueeze(1)  # [prefix * kv_heads, 1, positions]
-        heads = torch.arange(c.num_kv_heads)
-        index = (
-            (rows.unsqueeze(1) * c.num_kv_heads + heads) * kv.max_positions + positions.unsqueeze(1)
-        ).view(-1)
+        c, n = self.config, inputs.shape[0]
+        place = kv.place(rows, positions)
         rope = self.rope[positions]
-
-        x = F.embedding(inputs + self.offsets, self.embedding).sum(1)
+        x = self.embed(inputs)
         for block, (keys, values) in zip(self.blocks, kv.layers, strict=True):
             q, k, v = block.project(x, rope)
-            keys.view(-1, c.head_dim).index_copy_(0, index, k.reshape(-1, c.head_dim))
-            values.view(-1, c.head_dim).index_copy_(0, index, v.reshape(-1, c.head_dim))
-            if not dense:
-                all_q[rows] = q.view(n, -1)
-                q = all_q.view(prefix * c.num_kv_heads, -1, c.head_dim)
-            scores = torch.baddbmm(mask, q, keys[: prefix * c.num_kv_heads].transpose(1, 2))
-            attended = torch.bmm(torch.softmax(scores, -1), values[: prefix * c.num_kv_heads])
-            if not dense:
-                attended = attended.view(prefix, -1)[rows]
-            x = block.finish(x, attended)
+            place.write(keys, k)
+            place.write(values, v)
+            x = block.finish(x, place.attend(q.view(n, c.num_kv_heads, -1, c.head_dim), keys, values))
         return self.norm(x) * self.norm_gain
