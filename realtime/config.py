@@ -84,7 +84,8 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
         section, dot, key = name.strip().partition(".")
         if not sign or not dot:
             raise ConfigError(f"--set takes section.key=value, got {override!r}")
-        config = _merge(config, {section: {key: _value(value.strip())}}, "--set")
+        is_text = isinstance(getattr(getattr(config, section, None), key, None), str)
+        config = _merge(config, {section: {key: _value(value.strip(), is_text)}}, "--set")
     return config
 
 
@@ -99,11 +100,13 @@ def as_dict(config: Config) -> dict[str, dict[str, Any]]:
     return shown
 
 
-def _value(text: str) -> Any:
+def _value(text: str, is_text: bool) -> Any:
+    """As TOML, except that what is wanted as text needs no quotes, also where it looks like a number."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+    return text if is_text and isinstance(value, int | float) else value
 
 
 def _merge(config: Config, raw: Mapping[str, Any], source: str) -> Config:
@@ -130,11 +133,12 @@ def _typed(where: str, value: Any, default: Any) -> Any:
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
             return tuple(value)
     elif isinstance(default, float):
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63:
             return float(value)
     elif isinstance(value, type(default)) and isinstance(value, bool) == isinstance(default, bool):
         return value
-    raise ConfigError(f"{where} must be like {default!r}, got {value!r}")
+    shown = "something else" if where.endswith("server.token") else repr(value)
+    raise ConfigError(f"{where} must be like {default!r}, got {shown}")
 
 
 def _hint(name: str, known: list[str]) -> str:

@@ -12,9 +12,10 @@ setup_venv() {
     [[ "$(fingerprint)" == "$(cat "$root/.venv/stamp-$extra" 2>/dev/null)" ]] && return
     rm -f "$root/.venv/stamp-"*
     "$python" -m pip --version &>/dev/null || make_venv
-    install --quiet 'pip>=23.3' # an older one downloads every package to see what it depends on
-    announce_torch
-    install "$torch"
+    if [[ $("$python" -m pip list --format=freeze) != *"$torch"* ]]; then
+        announce_torch
+        install "$torch"
+    fi
     say "installing realtime${extra:+[$extra]} and what else it needs"
     install --quiet -e ".${extra:+[$extra]}"
     fingerprint | tee "$root/.venv/stamp-" >"$root/.venv/stamp-$extra"
@@ -43,18 +44,19 @@ make_venv() {
     python3 -m venv --clear "$root/.venv"
 }
 
+# The index pages name the builds, so nothing is downloaded to tell which one pip will take.
 announce_torch() {
-    local packages cuda
-    say "looking up what $torch brings"
-    packages=$(install --dry-run "$torch" | sed -n 's/^Would install //p')
-    cuda=$(tr ' ' '\n' <<<"$packages" | grep -cE '^(nvidia|cuda|triton)' || true)
-    if ((cuda)); then
-        say "$torch brings $cuda CUDA packages: several GB to download and to store."
-        say "The CPU build is about 0.2 GB. For that one, stop now (Ctrl-C) and set PIP_INDEX_URL or"
-        say "PIP_EXTRA_INDEX_URL to an index of CPU builds, or PIP_FIND_LINKS to a folder that holds it."
-    elif [[ $packages ]]; then
-        say "about 0.2 GB to fetch: $packages"
-    fi
+    local builds build
+    builds=$("$python" -m pip index versions torch 2>/dev/null | sed -n 's/^Available versions: //p' || true)
+    build=$(grep -oE "\b${torch#torch==}(\+[a-z0-9.]+)?" <<<"$builds" | head -n 1 || true)
+    case $build in
+        *+cpu) say "torch $build, the CPU build: about 0.2 GB to download, 1 GB on disk" ;;
+        *)
+            say "torch ${build:-${torch#torch==}}, most likely with CUDA: about 3 GB to download, 6 GB on disk."
+            say "The CPU build is a tenth of that: stop now (Ctrl-C), set PIP_INDEX_URL or PIP_EXTRA_INDEX_URL to"
+            say "an index of CPU builds (or PIP_FIND_LINKS to a folder that holds one) and start again."
+            ;;
+    esac
 }
 
 install() { (cd "$root" && "$python" -m pip install --disable-pip-version-check "$@"); }

@@ -78,7 +78,6 @@ def test_an_unknown_name_is_refused_with_the_nearest_known_one(override: str, me
         "server.port=8000.5",
         'server.port="8000"',
         "server.port=true",
-        "server.host=1",
         "server.drain_s=soon",
         "server.drain_s=false",
         "server.allowed_origins=https://a.example",
@@ -155,3 +154,14 @@ def test_the_default_file_names_every_key_with_its_default() -> None:
     assert load(path) == Config()
     named = {section: set(keys) for section, keys in tomllib.loads(path.read_text()).items()}
     assert named == {section: set(keys) for section, keys in as_dict(Config()).items()}
+
+
+def test_a_token_of_digits_needs_no_quotes_and_a_wrong_one_is_not_printed(tmp_path: Path) -> None:
+    assert load(None, ["server.token=123"]).server.token == "123"
+    path = tmp_path / "secret.toml"
+    path.write_text("[server]\ntoken = 4711\n")
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert "4711" not in caught.value.message
+    with pytest.raises(ConfigError):
+        load(None, [f"server.drain_s={10**400}"])
