@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from realtime.messages import EngineMessage, SpeechRequest, StreamId
+from realtime.words import SpokenWord
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,10 @@ class TextFeed(Protocol):
     def spans(self, segment: int) -> Sequence[tuple[int, int] | None]:
         """Code points c0, c1 of the input that each token of a segment came from; None for a
         token without a source."""
+        ...
+
+    def words(self, segment: int) -> Sequence[SpokenWord]:
+        """The words of a segment known so far, ascending and disjoint."""
         ...
 
 

@@ -21,6 +21,7 @@ from realtime.models.weights import Tensors
 
 NOISE_TABLE_SIZE = 1 << 20  # 4 MB of Gaussian samples; each hop of each stream starts at its own place
 FADE_BINS = (470, 511, -14.0)  # log gain falls on a line over these bins and stays there
+NUM_BINS = FADE_BINS[1] + 1  # all that is heard: a gain of e^-14 beyond them is left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +215,8 @@ class SpectralCodec:
         noise = self._noise(state, slots, hops)
         noise = torch.cat((noise[:, :-1], noise[:, 1:]), dim=-1)
         sources = torch.stack((harmonic * c.gain_harmonic, noise * c.gain_noise), dim=2) * self.window
-        gains = self._minimum_phase(spectral)  # complex [n, hops, 2, bins]
-        spectrum = (torch.fft.rfft(sources, c.fft_size) * gains).sum(2)
+        gains = self._minimum_phase(spectral)  # complex [n, hops, 2, NUM_BINS]
+        spectrum = (torch.fft.rfft(sources, c.fft_size)[..., :NUM_BINS] * gains).sum(2)
         pieces = torch.fft.irfft(spectrum, c.fft_size)  # [n, hops, fft_size]
         state.hop_index[slots] += hops
         return self._overlap_add(pieces, state, slots)
@@ -260,14 +261,19 @@ class SpectralCodec:
         return samples * (index >= 0).unsqueeze(-1)
 
     def _minimum_phase(self, spectral: Tensor) -> Tensor:
-        """Log gains of both band grids -> complex gains [n, hops, 2, bins], by the real cepstrum."""
+        """Log gains of both band grids -> complex gains [n, hops, 2, NUM_BINS], by the real cepstrum."""
         c = self.config
         n, hops, _ = spectral.shape
         log_gain = (spectral[..., 2:].reshape(n * hops, -1) @ self.bands).view(n, hops, 2, -1)
         log_gain = log_gain.clamp_(c.log_gain_min, c.log_gain_max).add_(self.fade)
         cepstrum = torch.fft.irfft(log_gain, c.fft_size) * self.fold
-        log_spectrum = torch.fft.rfft(cepstrum)
-        return torch.polar(log_spectrum.real.exp(), log_spectrum.imag)
+        log_spectrum = torch.fft.rfft(cepstrum)[..., :NUM_BINS]
+        log_size, angle = torch.view_as_real(log_spectrum).unbind(-1)
+        size = log_size.exp()
+        gains = torch.empty(*size.shape, 2)  # torch.polar computes the same without vector instructions
+        torch.mul(size, angle.cos(), out=gains[..., 0])
+        torch.mul(size, angle.sin(), out=gains[..., 1])
+        return torch.view_as_complex(gains)
 
     def _overlap_add(self, pieces: Tensor, state: CodecState, slots: Tensor) -> Tensor:
         """pieces [n, hops, fft_size], each starting one hop after the one before."""

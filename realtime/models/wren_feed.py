@@ -18,6 +18,7 @@ import tokenizers
 from realtime.messages import EndSegment, EndText, EngineMessage, Prompt, SpeechRequest, StreamId, Tokens
 from realtime.models.base import WindowedText
 from realtime.text import Cut, Item, Pause, Span, TextPipeline, Word
+from realtime.words import SpokenWord
 
 CLAUSE_TOKENS = 40  # from this many on, the next clause mark ends a segment
 
@@ -30,15 +31,28 @@ class _Segment:
 
     ids: list[int] = field(default_factory=list)
     spans: list[Span | None] = field(default_factory=list)
+    words: list[SpokenWord] = field(default_factory=list)
     silence_ms: int = 0
     closed: bool = False
     num_sent: int = 0
 
-    def add(self, tokens: Sequence[_Token]) -> None:
+    def add(self, word: Word | None, tokens: Sequence[_Token]) -> None:
+        """`word` is None for a mark that no input stands for."""
         assert not self.closed
+        first = len(self.ids)
         for token_id, span in tokens:
             self.ids.append(token_id)
             self.spans.append(span)
+        if word is None or word.text == "-":
+            return  # a spaced dash is no word
+        spoken = SpokenWord(first, len(self.ids), word.c0, word.c1)
+        # Words that overlap in the input, or come in another order there, are one; so is a mark with
+        # the word that it stands behind.
+        while self.words and (spoken.c0 < self.words[-1].c1 or (word.glued and spoken.first_token == first)):
+            before = self.words.pop()
+            c0, c1 = min(before.c0, spoken.c0), max(before.c1, spoken.c1)
+            spoken = SpokenWord(before.first_token, spoken.last_token, c0, c1)
+        self.words.append(spoken)
 
 
 class WrenFeed:
@@ -80,6 +94,9 @@ class WrenFeed:
 
     def spans(self, segment: int) -> Sequence[Span | None]:
         return self._opened[segment].spans
+
+    def words(self, segment: int) -> Sequence[SpokenWord]:
+        return self._opened[segment].words
 
     def text(self, delta: str) -> list[EngineMessage]:
         assert not self._ended
@@ -125,7 +142,7 @@ class WrenFeed:
                 self._close()
             if not self._num_tokens() and (word.glued or word.text == "-"):
                 continue  # a mark that nothing precedes has no sound
-            self._newest().add(tokens)
+            self._newest().add(word, tokens)
             if self._num_tokens() >= CLAUSE_TOKENS and word.text[-1] in ",;:-":
                 self._close()
 
@@ -161,7 +178,7 @@ class WrenFeed:
             return
         segment = self._queue[-1]
         if len(segment.ids) == 1:
-            segment.add([(token_id, None) for token_id, _, _ in self._encode(".", True)])
+            segment.add(None, [(token_id, None) for token_id, _, _ in self._encode(".", True)])
         segment.closed = True
 
     # ---- segments to messages
