@@ -12,7 +12,7 @@ from realtime.errors import TTSError
 
 StreamId = NewType("StreamId", int)
 CloseReason = Literal["done", "limit", "cancelled", "failed"]
-NoteKind = Literal["segment_end", "starved", "silence", "token", "phonemes"]
+NoteKind = Literal["segment_end", "starved", "silence"]
 TriggerMode = Literal["eager", "sentence", "manual"]
 
 
@@ -151,7 +151,8 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """One decode step: a codec frame, int16 [n, C], for each row that spoke."""
+    """One decode step: a frame, int16 [n, K], for each row that spoke. In the pace codebook stands how
+    many tokens the frame really finished."""
 
     stream_ids: tuple[StreamId, ...]
     codes: npt.NDArray[np.int16]
@@ -163,7 +164,7 @@ class Note:
     """Something about the stream after its first `frame` frames; travels in order with the audio.
 
     `segment_end`: value = frames of the segment. `starved`: value = ms the row waited for text.
-    `silence`: value = ms of silence to insert here. `token`: value = tokens of the segment spoken.
+    `silence`: value = ms of silence to insert here.
     """
 
     stream_id: StreamId
@@ -200,10 +201,15 @@ VocoderMessage = Frames | Note | Pace | Finish | Drop
 
 @dataclass(frozen=True, slots=True)
 class Audio:
-    """Sound of consecutive frames: float32 [samples, channels] at the model's rate."""
+    """Sound of consecutive frames: float32 [samples, channels] at the model's rate.
+
+    `marks`, int16 [frames, K - C], is what the model said of each frame beside its sound: codebooks in
+    front of the codec's (Wren: tokens finished, and the phonemes of both halves).
+    """
 
     stream_id: StreamId
     pcm: npt.NDArray[np.float32]
+    marks: npt.NDArray[np.int16]
     first_frame: int
     timing: Timing | None  # on a stream's first chunk
 

@@ -501,7 +501,7 @@ def check_order(sent: Sequence[VocoderMessage], stream: int) -> None:
             case Frames():
                 i = message.stream_ids.index(StreamId(stream))
                 assert (message.started[i] is not None) == (num_frames == 0)
-                assert message.codes.dtype == np.int16 and message.codes.shape[1] == 2
+                assert message.codes.dtype == np.int16 and message.codes.shape[1] == SPEC.num_codebooks
                 num_frames += 1
             case Note():
                 assert message.frame == num_frames, (message, num_frames)
@@ -595,7 +595,8 @@ def test_what_a_stream_says_does_not_depend_on_its_neighbours(seed: int) -> None
         said: dict[int, list[list[int]]] = {stream: [] for stream in streams}
         for message in desk.sent:
             if isinstance(message, Frames):
-                for stream, codes in zip(message.stream_ids, message.codes.tolist(), strict=True):
+                codec = message.codes[:, SPEC.codec_codebooks].tolist()
+                for stream, codes in zip(message.stream_ids, codec, strict=True):
                     said[stream].append(codes)
         return said
 
@@ -606,3 +607,18 @@ def test_what_a_stream_says_does_not_depend_on_its_neighbours(seed: int) -> None
 
 def test_the_end_code_is_what_the_model_family_says() -> None:
     assert SPEC.text.eos == EOS
+
+
+def test_a_frame_tells_how_many_tokens_it_really_finished() -> None:
+    # The pace code says three, one token is left.
+    scheduler = Scheduler(SPEC, 1)
+    scheduler.add(prompt(1), 0.0)
+    scheduler.feed(Tokens(StreamId(1), (7,)))
+    scheduler.end_text(EndText(StreamId(1)))
+    batch, _ = scheduler.next(0.0)
+    assert batch is not None
+    codes = np.array([[3, 0, 5, 6]])
+    scheduler.commit(batch, codes, np.array([True]), 0.0)
+    (frames,) = [message for message in scheduler.outbox if isinstance(message, Frames)]
+    assert frames.codes.tolist() == [[1, 0, 5, 6]]
+    assert batch.rows[0].codes == (3, 0, 5, 6), "the model is fed the raw code"

@@ -15,8 +15,8 @@ from realtime.words import (
     EstimatedTimes,
     PhonemeTimes,
     SpokenWord,
-    Timeline,
     TimedWord,
+    Timeline,
     WordTimes,
     by_character,
 )

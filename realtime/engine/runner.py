@@ -60,6 +60,8 @@ class ModelRunner:
             positions = torch.tensor([row.position for row in rows])
             hidden = self._backbone.decode(inputs, self._kv, index, positions)
         out = self._local.frame(hidden, self._sampler)
-        codes = out.codes.numpy()
+        codes, ok = out.codes.numpy(), out.ok.numpy()
         self._sampler.commit(codes)
-        return codes[:num_rows], out.ok.numpy()[:num_rows]
+        for row in (row for row, is_ok in zip(batch.rows, ok, strict=False) if not is_ok):
+            self._kv.clear(row.index)
+        return codes[:num_rows], ok[:num_rows]

@@ -184,6 +184,7 @@ class Scheduler:
     ) -> None:
         """Books a frame [n, K] for each row of the batch: text moves on, segments and streams end."""
         spoke: list[int] = []
+        finished: list[int] = []
         started: list[Started | None] = []
         settled: list[Row] = []
         for i, row in enumerate(batch.rows):
@@ -194,12 +195,15 @@ class Scheduler:
                 continue
             settled.append(row)
             row.catch_up(now, self.spec.frame_s)
-            if self._book(row, codes[i]):
+            num_finished = self._book(row, codes[i])
+            if num_finished is not None:
                 spoke.append(i)
+                finished.append(num_finished)
                 started.append(self._started(row, now) if row.num_frames == 1 else None)
         if spoke:
             ids = tuple(batch.rows[i].stream_id for i in spoke)
-            frames = codes[spoke, self.spec.codec_codebooks].astype(np.int16)
+            frames = codes[spoke].astype(np.int16)
+            frames[:, self.spec.text.pace_codebook] = finished
             self.outbox.append(Frames(ids, frames, tuple(started)))
         for row in settled:  # after the frames: nothing may follow a Finish
             limit = row.sampling.max_frames
@@ -214,31 +218,32 @@ class Scheduler:
             if self.remove(row.stream_id) is not None:
                 self.outbox.append(Drop(row.stream_id, "failed", error, row.text_pads))
 
-    def _book(self, row: Row, codes: npt.NDArray[np.int64]) -> bool:
-        """Advances a row by one frame; False if the frame makes no sound."""
+    def _book(self, row: Row, codes: npt.NDArray[np.int64]) -> int | None:
+        """Advances a row by one frame; the number of tokens it finished, None if it makes no sound."""
         text = self.spec.text
         segment = row.segments[0]
         if codes[text.pace_codebook] == text.eos:
             segment.spoken = len(segment.tokens)
             self._end_part(row)
-            return False
+            return None
         known = len(segment.tokens)
         if segment.num_frames >= text.frame_cap(known, segment.closed) or (
             segment.closed and segment.frames_after_text >= MAX_FRAMES_AFTER_TEXT
         ):
             # The step beyond the cap was only the chance to end by itself.
             self._cap(row)
-            return False
+            return None
         if not segment.closed and segment.spoken + text.offsets[-1] >= known:
             row.text_pads += 1
         if segment.closed and segment.spoken >= known:
             segment.frames_after_text += 1
-        segment.spoken = min(segment.spoken + int(codes[text.pace_codebook]), known)
+        num_finished = min(int(codes[text.pace_codebook]), known - segment.spoken)
+        segment.spoken += num_finished
         segment.num_frames += 1
         row.position += 1
         row.num_frames += 1
         row.codes = tuple(int(code) for code in codes)
-        return True
+        return num_finished
 
     def _cap(self, row: Row) -> None:
         segment = row.segments[0]

@@ -112,8 +112,8 @@ LENGTH_STEP = 64  # attention reads this many positions or a multiple: rounds th
 
 
 class RowKV:
-    """K and V of every row, allocated once. A row's memory is never cleared: what lies beyond its
-    position is masked, and a step overwrites its own position before it is read."""
+    """K and V of every row, allocated once. A row's memory is not cleared between streams: what lies
+    beyond its position is masked, and a step overwrites its own position before it is read."""
 
     def __init__(self, config: Qwen3Config, rows: int, max_positions: int) -> None:
         self.rows = rows
@@ -125,6 +125,13 @@ class RowKV:
         self.mask = torch.zeros(self.max_positions, self.max_positions).masked_fill_(
             seen.unsqueeze(0) > seen.unsqueeze(1), float("-inf")
         )
+
+    def clear(self, row: int) -> None:
+        """Forgets a row whose numbers were not finite: a mask hides numbers, but not NaN."""
+        lanes = slice(row * self.num_heads, (row + 1) * self.num_heads)
+        for keys, values in self.layers:
+            keys[lanes] = 0
+            values[lanes] = 0
 
     def place(self, rows: Tensor, positions: Tensor) -> Place:
         return Place(self, rows, positions)

@@ -87,7 +87,8 @@ class SmallBlock:
         m.normalize(self.floor)
         torch.mm(m.t_unit, self.gate_up, out=m.t_gate_up)
         np.negative(m.gate, out=m.act)  # silu(gate) * up
-        np.exp(m.act, out=m.act)
+        with np.errstate(over="ignore"):  # a gate far below zero: the quotient is 0, as it should be
+            np.exp(m.act, out=m.act)
         np.add(m.act, 1.0, out=m.act)
         np.divide(m.gate, m.act, out=m.act)
         np.multiply(m.act, m.up, out=m.act)
@@ -160,7 +161,7 @@ class SmallBackbone:
         return self._backbone.prefill(inputs, kv, row, start)
 
     def decode(self, inputs: Tensor, kv: RowKV, rows: Tensor, positions: Tensor) -> Tensor:
-        """As `Qwen3Backbone.decode`."""
+        """As `Qwen3Backbone.decode`; what is returned is overwritten by the next step of this width."""
         c, n = self._backbone.config, inputs.shape[0]
         if n not in self._memory:
             self._memory[n] = Lines(c, n)

@@ -106,7 +106,7 @@ def _consider(
         late = slot.waiting_s > policy.first_audio_budget_s / 2
         return _Ready(slot, floor_frames(min(p, first)), 0 if late else 1, -slot.waiting_s), None
     if slot.lead_s <= guard_s:
-        return _Ready(slot, floor_frames(min(p, policy.max_frames)), 0, slot.lead_s), None
+        return _Ready(slot, _due_frames(slot.lead_s, p, policy, cost), 0, slot.lead_s), None
     wanted = chunk_frames(slot.lead_s, p, interval_s, load, policy, cost)
     if p >= wanted or slot.closing:
         return _Ready(slot, floor_frames(min(p, max(wanted, 1))), 2, float(-p)), None
@@ -115,6 +115,14 @@ def _consider(
     # It goes when its lead no longer covers even the next larger chunk.
     larger = min(frames for frames in STEP_FRAMES if frames > p)
     return None, max(slot.lead_s - _needed_s(larger, p, interval_s, cost), MIN_WAIT_S)
+
+
+def _due_frames(lead_s: float, num_pending: int, policy: ChunkPolicy, cost: Cost) -> int:
+    """As much of a backlog as fits into its lead, or into the step that anybody may be in the way of."""
+    within_s = max(lead_s, policy.max_step_s)
+    most = min(num_pending, policy.max_frames)
+    fitting = [frames for frames in STEP_FRAMES if frames <= most and cost.step_s(1, frames) <= within_s]
+    return max(fitting, default=1)
 
 
 def first_frames(interval_s: float, policy: ChunkPolicy, cost: Cost) -> int:

@@ -33,6 +33,7 @@ from realtime.vocoder.policy import STEP_FRAMES, ChunkPolicy, SlotView, plan
 from realtime.vocoder.slot import Slot
 
 LOAD_WINDOW_S = 1.0
+RUNNING_SHARE = 0.75  # of a frame's length: frames of a running stream come closer together than that
 
 logger = logging.getLogger(__name__)
 
@@ -163,6 +164,12 @@ class Vocoder:
             slot = self._open(stream_id, started, now) if started is not None else self.slots.get(stream_id)
             if slot is None:
                 continue  # closed here while its last frames were on their way
+            own = codes[self.spec.codec_codebooks]
+            if not ((own >= 0) & (own < self.spec.codebook_size)).all():
+                error = StageFailed("the model made codes that the codec does not have")
+                logger.error("stream %d: codes out of range: %s", stream_id, own.tolist())
+                self._close(slot, "failed", error, 0)
+                continue
             if not slot.pending:
                 slot.oldest_pending_s = now
             slot.pending.append(codes)
@@ -184,10 +191,11 @@ class Vocoder:
         return slot
 
     def _learn_interval(self, now: float, message: Frames) -> None:
-        """Time between two frames of one stream, while it runs: longer gaps are missing text."""
+        """Time between two frames of one stream, while it runs: a gap of about a frame's length or more
+        is missing text, or a stream that waits for its listener."""
         last_s, last_ids = self._last_frames
-        if last_ids & set(message.stream_ids):
-            interval_s = min(now - last_s, self._policy.frame_s)
+        interval_s = now - last_s
+        if interval_s < RUNNING_SHARE * self._policy.frame_s and last_ids & set(message.stream_ids):
             self._interval_s += 0.1 * (interval_s - self._interval_s)
         self._last_frames = (now, frozenset(message.stream_ids))
 
@@ -215,11 +223,13 @@ class Vocoder:
             if slot.num_decoded == 0:
                 slot.timing = replace(slot.timing, chunk_full_s=start)
         taken = [[slot.pending.popleft() for _ in range(num_frames)] for slot in self._decoding]
-        codes = torch.from_numpy(np.array(taken, np.int64)).transpose(1, 2).contiguous()  # [n, C, T]
+        frames = np.array(taken, np.int64)  # [n, T, K]
+        codes = torch.from_numpy(frames[..., self.spec.codec_codebooks]).transpose(1, 2).contiguous()
         pcm = self._run(codes, torch.tensor([slot.index for slot in self._decoding]))
         now = self._clock()
         self._account(start, now, len(taken), num_frames)
-        for slot, sound in zip(self._decoding, pcm, strict=True):
+        marks = frames[..., : self.spec.codec_codebooks.start].astype(np.int16)
+        for slot, sound, marked in zip(self._decoding, pcm, marks, strict=True):
             timing = None
             if slot.first_sent_s is None:
                 slot.first_sent_s = now
@@ -227,7 +237,7 @@ class Vocoder:
             slot.catch_up(now, self._policy.frame_s)
             if not slot.pending:
                 slot.oldest_pending_s = now
-            self._events.append(Audio(slot.stream_id, sound, slot.num_decoded, timing))
+            self._events.append(Audio(slot.stream_id, sound, marked, slot.num_decoded, timing))
             slot.num_decoded += num_frames
             self._tell(slot)
             self._close_if_drained(slot)
