@@ -29,6 +29,7 @@ from rich.text import Text
 from realtime.audio import ENCODINGS, SAMPLE_RATES, Encoding, write_wav
 from realtime.client import Context, Event, Session, connect
 from realtime.errors import TTSError
+from realtime.wordcheck import check_words
 
 DEFAULT_URL = "ws://localhost:8000/v1/tts/stream"
 DEFAULT_TEXT = (
@@ -80,6 +81,7 @@ class ProbeOptions:
     encoding: Encoding = "pcm_s16le"
     sample_rate: int = 48_000
     timeout_s: float = 120.0  # of one turn
+    words: bool = False  # ask for word times and fail a turn where they break a promise
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +248,8 @@ async def _run_stream(options: ProbeOptions, stream: int, clock: Callable[[], fl
     }
     if options.voice is not None:
         defaults["voice"] = options.voice
+    if options.words:
+        defaults["words"] = "word"
     try:
         async with connect(
             options.url, options.codec, token=options.token, clock=clock, **defaults
@@ -289,7 +293,14 @@ async def _run_turn(
         await context.cancel()  # the next turn should not have to share with this one
     if index == 0:
         run.pcm = b"".join(event.frame.payload for event in events if event.frame is not None)
-    return measure(stream, index, sent_s, events) if error is None else Turn(stream, index, error=error)
+    if error is not None:
+        return Turn(stream, index, error=error)
+    turn = measure(stream, index, sent_s, events)
+    if options.words and turn.error is None:
+        problems = check_words(options.text, events, options.sample_rate)
+        if problems:
+            return Turn(stream, index, error=f"words: {'; '.join(problems[:3])}")
+    return turn
 
 
 async def _send(
@@ -422,6 +433,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=defaults.stagger_ms,
         metavar="MS",
         help="start each stream this much after the one before; 0 starts all together, the hardest case",
+    )
+    parser.add_argument(
+        "--words",
+        action="store_true",
+        help="ask for word times; a turn fails if their order, spans or coverage are wrong, or if one is "
+        "told before its audio",
     )
     parser.add_argument("--codec", choices=("json", "msgpack"), default=defaults.codec)
     parser.add_argument("--voice", help="default: the server's")

@@ -130,6 +130,7 @@ class Stream:
         self._in_ring = False
         self._cancelled = False
         self._held = False
+        self._rest: str | None = None  # of a long text that is being fed in slices
         self._error: TTSError | None = None
         self.heir: StreamId | None = None  # the stream that gets this one's permit
 
@@ -176,6 +177,16 @@ class Stream:
         if self._in_ring and not self.closed:
             self._runtime.to_engine(Pace(self.id, hold, played_s, self._runtime.clock()))
 
+    @property
+    def is_waiting(self) -> bool:
+        """There is something to speak, and no free permit yet."""
+        return self.id in self._runtime.permits
+
+    @property
+    def is_speaking(self) -> bool:
+        """A segment has begun whose end has not been heard of: it speaks, or its text has run out."""
+        return self.feed.num_segments - 1 > self._last_ended
+
     def segment_end_char(self, segment: int) -> int:
         """The code point of the input at which a segment's text ends."""
         ends = [span[1] for span in self.feed.spans(segment) if span is not None]
@@ -208,28 +219,58 @@ class Stream:
     # ---- text to the engine
 
     async def _run_pump(self) -> None:
-        """The only task that feeds text and that waits for a permit; the reader never does."""
+        """The only task that feeds text and that waits for a permit; the reader never does.
+
+        What is queued together reaches the engine together: what is spoken of a text that came whole
+        must not depend on where a step fell. Long texts go in slices, between which others have their turn.
+        """
+        num_fresh = 0  # characters processed since then
         try:
             while True:
-                kind, value = await self._inputs.get()
-                if kind == "text":
-                    for start in range(0, len(value), TEXT_SLICE_CHARS):
-                        await self._deliver(self.feed.text(value[start : start + TEXT_SLICE_CHARS]))
-                        if start:
-                            await asyncio.sleep(0)
-                elif kind == "end":
-                    await self._finish()
+                messages: list[EngineMessage] = []
+                marks: list[tuple[int, Flushed]] = []
+                is_ended = False
+                while not is_ended:
+                    kind, value = await self._next_input()
+                    if kind == "text":
+                        messages += self.feed.text(value)
+                        num_fresh += max(len(value), TEXT_SLICE_CHARS // 16)  # a delta has its own cost
+                    elif kind == "end":
+                        messages += self.feed.end()
+                        is_ended = True
+                    else:
+                        messages += self.feed.flush()
+                        if kind == "flush":
+                            newest = self.feed.num_segments - 1
+                            marks.append((newest, Flushed(self.id, value, self.feed.num_chars)))
+                    if num_fresh >= TEXT_SLICE_CHARS or (self._rest is None and self._inputs.empty()):
+                        break
+                await self._deliver(messages)
+                for segment, flushed in marks:
+                    self._mark(segment, flushed)
+                if is_ended:
+                    self._ended()
                     return
-                else:
-                    await self._deliver(self.feed.flush())
-                    if kind == "flush":
-                        self._mark(Flushed(self.id, value, self.feed.num_chars))
+                if num_fresh >= TEXT_SLICE_CHARS:
+                    num_fresh = 0
+                    await asyncio.sleep(0)
         except TTSError as error:
             if self._in_ring:
                 self._error = error
                 self.cancel()
             else:
                 self._runtime.leave(self, Closed(self.id, "failed", error))
+
+    async def _next_input(self) -> tuple[str, Any]:
+        """The next thing to do; of a long text its next slice."""
+        kind, value = "text", self._rest
+        if value is None:
+            kind, value = await self._inputs.get()
+            if kind != "text":
+                return kind, value
+        assert value is not None
+        self._rest = value[TEXT_SLICE_CHARS:] or None
+        return kind, value[:TEXT_SLICE_CHARS]
 
     def _pump_ended(self, pump: asyncio.Task[None]) -> None:
         error = None if pump.cancelled() else pump.exception()
@@ -245,22 +286,21 @@ class Stream:
             await self._runtime.take_permit(self)
             self.has_permit = True
         entering, self._in_ring = not self._in_ring, True
-        for message in messages:
-            self._runtime.to_engine(message)
+        self._runtime.to_engine(*messages)
         if entering and self._held:
             self.pace(hold=True)
 
-    def _mark(self, flushed: Flushed) -> None:
-        segment = self.feed.num_segments - 1
+    def _mark(self, segment: int, flushed: Flushed) -> None:
+        """`flushed` is told when that segment has ended."""
         if segment <= self._last_ended:
             self._events.put_nowait(flushed)
         else:
             self._marks.append((segment, flushed))
 
-    async def _finish(self) -> None:
-        messages = self.feed.end()
-        if messages or self._in_ring:
-            await self._deliver(messages)
+    def _ended(self) -> None:
+        """All text was fed. Where nothing of it could be spoken no stage knows of the stream: it is
+        answered here, non-blank text with marked silence."""
+        if self._in_ring:
             return
         if self.feed.has_text:
             self.push(Note(self.id, 0, 0, "silence", SILENCE_MS))
@@ -350,8 +390,9 @@ class Runtime:
                 code="language_unsupported",
             )
 
-    def to_engine(self, message: EngineMessage) -> None:
-        self._engine_worker.put(message)
+    def to_engine(self, *messages: EngineMessage) -> None:
+        """No step comes between messages given together."""
+        self._engine_worker.put(*messages)
 
     async def take_permit(self, stream: Stream) -> None:
         await self.permits.take(stream.id, self.config.engine.queue_s)

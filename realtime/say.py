@@ -7,6 +7,7 @@ import asyncio
 import os
 import secrets
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,6 +18,8 @@ from realtime.audio import ENCODINGS, SAMPLE_RATES, PcmEncoder, WavWriter
 from realtime.config import Config, EngineConfig, ModelConfig
 from realtime.errors import BadRequest, StageFailed
 from realtime.messages import Audio, Closed, Note, SamplingParams, SpeechRequest
+from realtime.subtitles import format_of, render
+from realtime.words import TimedWord
 
 EPILOG = """examples:
   realtime say "Hello there." -o hello.wav
@@ -36,19 +39,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, help="0 always takes the likeliest codes")
     parser.add_argument("--rate", type=int, choices=SAMPLE_RATES, default=48_000, help="samples per second")
     parser.add_argument("--channels", type=int, choices=(1, 2), default=1)
+    parser.add_argument(
+        "--words", metavar="FILE", help="also write when each word is spoken: .srt, .vtt or .json"
+    )
     parser.add_argument("--encoding", choices=ENCODINGS, default="pcm_s16le")
 
 
 def main(args: argparse.Namespace) -> int:
     """Returns the exit code. Raises TTSError for what can't be spoken."""
-    text = sys.stdin.read() if args.text == "-" else args.text
+    if args.words is not None:
+        format_of(args.words)
     if args.output == "-" and sys.stdout.isatty():
         raise BadRequest("standard output is a terminal: give a file with -o, or pipe into a player")
-    return asyncio.run(_say(args, text))
+    text = _standard_input() if args.text == "-" else args.text
+    try:
+        return asyncio.run(_say(args, text))
+    except BrokenPipeError:
+        return 1  # the player was closed: there is nobody to tell
+    except OSError as error:
+        raise _unwritable(args.output, error) from error
 
 
 async def _say(args: argparse.Namespace, text: str) -> int:
-    from realtime.runtime import Runtime  # torch: not for `--help`, nor for the other commands
+    from realtime.narration import Narration  # torch: not for `--help`, nor for the other commands
+    from realtime.runtime import Runtime
 
     config = Config(model=ModelConfig(args.model), engine=EngineConfig(max_streams=1))
     seed = secrets.randbits(53) if args.seed is None else args.seed
@@ -57,25 +71,38 @@ async def _say(args: argparse.Namespace, text: str) -> int:
     )
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with _output(args.output) as file, Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("speaking", total=max(len(text), 1))
         async with Runtime(config) as runtime, runtime.open(request) as stream:
             spec = runtime.spec
             encoder = PcmEncoder(spec.sample_rate, spec.channels, args.rate, args.channels, args.encoding)
-            with WavWriter(file, args.rate, args.channels, args.encoding) as wav:
+            narration = Narration(spec, stream.feed, phonemes=False)
+            seg = 0
+            # Opened, and emptied, only now that everything else is known to be in order.
+            with (
+                _output(args.output) as file,
+                WavWriter(file, args.rate, args.channels, args.encoding) as wav,
+            ):
                 stream.text(text)
                 stream.end()
                 async for event in stream:
                     match event:
                         case Audio():
                             wav.write(encoder.encode(event.pcm))
+                            narration.audio(seg, event)
                         case Note(kind="silence"):
                             wav.write(encoder.silence(event.value * spec.sample_rate // 1000))
+                            narration.silence(event.segment, event.value)
                         case Note(kind="segment_end"):
+                            narration.end_segment(event.segment)
+                            seg = event.segment + 1
                             progress.update(bar, completed=stream.segment_end_char(event.segment))
                         case Closed(reason="failed"):
                             raise event.error or StageFailed("the stream failed")
                 wav.write(encoder.flush())
+            words, _ = narration.finish(encoder.num_samples_out / args.rate * 1000)
+    if args.words is not None:
+        _write_words(args.words, text, words)
     if args.output != "-":
         seconds = encoder.num_samples_out / args.rate
         dropped = stream.feed.num_dropped
@@ -84,10 +111,28 @@ async def _say(args: argparse.Namespace, text: str) -> int:
     return 0
 
 
+def _write_words(name: str, text: str, words: Sequence[TimedWord]) -> None:
+    try:
+        Path(name).write_text(render(format_of(name), text, words), encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(name, error) from error
+
+
 def _output(name: str) -> BinaryIO:
     if name == "-":
         return os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     try:
         return Path(name).open("wb")
     except OSError as error:
-        raise BadRequest(f"{name} can't be written: {error.strerror}") from error
+        raise _unwritable(name, error) from error
+
+
+def _unwritable(name: str, error: OSError) -> BadRequest:
+    return BadRequest(f"{name} can't be written: {error.strerror}")
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"standard input is no text: {error}") from error

@@ -7,20 +7,26 @@ import contextlib
 import logging
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from realtime.config import Config, as_dict
 from realtime.errors import ConfigError
 from realtime.runtime import Runtime
-from realtime.server.app import STREAM_PATH, create_app
+from realtime.server.app import STREAM_PATH, App, create_app
 from realtime.server.settings import Limits
 
 NOTSENT_LOWAT_BYTES = 16_384  # 170 ms of 48 kHz mono s16: what a cancel can't recall
 USER_TIMEOUT_MS = 30_000  # a peer that acknowledges nothing for so long is gone
 BACKLOG = 2048
+LAST_WORDS_S = 1.0  # for the `ctx.done` and close frames of what was cancelled at the deadline
 GRACE_S = 2  # for connections that linger once every stream is over
 
 logger = logging.getLogger(__name__)
@@ -32,6 +38,52 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class _Http(HttpToolsProtocol):
+    """uvicorn drops what comes in one packet with an upgrade: the first text of an eager client."""
+
+    _packet = b""
+
+    def data_received(self, data: bytes) -> None:
+        self._packet = data
+        super().data_received(data)
+
+    def handle_websocket_upgrade(self) -> None:
+        upgrade = sys.exception()  # of the parser; it tells where the request ends
+        assert upgrade is not None
+        super().handle_websocket_upgrade()
+        rest = self._packet[upgrade.args[0] :]
+        if rest:
+            self.transport.get_protocol().data_received(rest)  # type: ignore[attr-defined]
+
+
+class _WebSocket(WebSocketsSansIOProtocol):
+    """uvicorn logs an error for an upgrade that was refused, as if it had not been answered."""
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        self.handshake_complete = self.handshake_complete or self.close_sent
+
+
+def http_server(asgi: Starlette) -> uvicorn.Server:
+    """Serves the routes on sockets that `listen` made."""
+    return _Server(
+        uvicorn.Config(
+            asgi,
+            http=_Http,
+            ws=_WebSocket,
+            ws_max_size=Limits().max_message_bytes,
+            ws_per_message_deflate=False,  # audio does not shrink, and compression costs memory
+            ws_ping_interval=20.0,
+            ws_ping_timeout=None,  # a client that does not read can't pong: the stall limit is for it
+            lifespan="off",
+            log_config=None,
+            log_level="warning",  # it would log every request's query, which may hold the token
+            access_log=False,
+            timeout_graceful_shutdown=GRACE_S,
+        )
+    )
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -53,6 +105,13 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+async def _drain(runtime: Runtime, app: App, drain_s: float) -> None:
+    """Streams finish and their audio is written; what has not by then is cancelled and told so."""
+    ends_s = time.monotonic() + drain_s
+    await runtime.drain(drain_s)
+    await app.closed(max(ends_s - time.monotonic(), LAST_WORDS_S))
+
+
 async def serve(config: Config) -> None:
     """Returns after SIGTERM or SIGINT, when streams have finished or `drain_s` is over. A second
     signal ends the wait. Raises ConfigError and ModelError."""
@@ -62,20 +121,7 @@ async def serve(config: Config) -> None:
     logger.info("settings: %s", as_dict(config))
     runtime = Runtime(config)
     asgi, app = create_app(runtime, config.server)
-    server = _Server(
-        uvicorn.Config(
-            asgi,
-            ws="websockets-sansio",
-            ws_max_size=Limits().max_message_bytes,
-            ws_per_message_deflate=False,  # audio does not shrink, and compression costs memory
-            ws_ping_interval=20.0,
-            ws_ping_timeout=None,  # a client that does not read can't pong: the stall limit is for it
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            timeout_graceful_shutdown=GRACE_S,
-        )
-    )
+    server = http_server(asgi)
     stopping = asyncio.Event()
     hurrying = asyncio.Event()
 
@@ -105,7 +151,7 @@ async def serve(config: Config) -> None:
             )
             runtime.ready = False
             app.drain(config.server.drain_s)
-            draining = asyncio.create_task(runtime.drain(config.server.drain_s))
+            draining = asyncio.create_task(_drain(runtime, app, config.server.drain_s))
             hurry = asyncio.create_task(hurrying.wait())
             await asyncio.wait((draining, hurry), return_when=asyncio.FIRST_COMPLETED)
             draining.cancel()

@@ -7,7 +7,6 @@ of the context's input. Knows no protocol and no audio.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -79,8 +78,10 @@ class WordTimes:
     would be left.
     """
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: Timeline, lag_frames: float = 0.0) -> None:
+        """`lag_frames`: how much later than the sound the model counts a token as finished."""
         self._timeline = timeline
+        self._lag_frames = lag_frames
         self._segment: _Segment | None = None
         self._num_frames = 0
         self._last_end = 0.0
@@ -125,9 +126,16 @@ class WordTimes:
             first = word.first_token
             start = segment.token_ends[first - 1] if first else segment.start
             start, end = self._trimmed(start, segment.token_ends[word.last_token - 1])
-            told.append(TimedWord(self._timeline.ms(start), self._timeline.ms(end), word.c0, word.c1, seg))
+            start_ms, end_ms = (self._timeline.ms(self._heard_at(place)) for place in (start, end))
+            told.append(TimedWord(start_ms, end_ms, word.c0, word.c1, seg))
             segment.num_told += 1
         return told
+
+    def _heard_at(self, place: float) -> float:
+        """Less the lag; within twice the lag of the segment's start half of it, so that order stays and
+        no word loses its length."""
+        start = self._running().start
+        return max(place - self._lag_frames, (start + place) / 2) if self._lag_frames else place
 
     def _trimmed(self, start: float, end: float) -> tuple[float, float]:
         """Without the silent half frames at both ends."""
@@ -256,7 +264,9 @@ class PhonemeTimes:
         return out
 
 
-def by_character(words: Sequence[TimedWord], covered: int, until: int, previous_ms: float) -> list[TimedWord]:
+def by_character(
+    words: Sequence[TimedWord], covered: int, until: int, previous_ms: float, seg: int = 0
+) -> list[TimedWord]:
     """Each code point from `covered` to `until` once: a word's time is divided evenly over its
     characters, the others have no length, at the end of the word before (`previous_ms` at first)."""
     characters = []
@@ -270,23 +280,7 @@ def by_character(words: Sequence[TimedWord], covered: int, until: int, previous_
             characters.append(replace(word, start_ms=start_ms, end_ms=start_ms + step_ms, c0=c, c1=c + 1))
         place, previous_ms = word.c1, word.end_ms
     if place < until:
-        last = words[-1] if words else TimedWord(0, 0, 0, 0, 0)
+        last = words[-1] if words else TimedWord(0, 0, 0, 0, seg)
         for c in range(place, until):
             characters.append(replace(last, start_ms=previous_ms, end_ms=previous_ms, c0=c, c1=c + 1))
     return characters
-
-
-class Waiting:
-    """What was told, held back until the audio that holds its end has been queued."""
-
-    def __init__(self) -> None:
-        self.words: deque[TimedWord] = deque()
-        self.phonemes: deque[TimedPhoneme] = deque()
-
-    def due(self, until_ms: float) -> tuple[list[TimedWord], list[TimedPhoneme]]:
-        words, phonemes = [], []
-        while self.words and self.words[0].end_ms <= until_ms:
-            words.append(self.words.popleft())
-        while self.phonemes and self.phonemes[0].end_ms <= until_ms:
-            phonemes.append(self.phonemes.popleft())
-        return words, phonemes

@@ -28,11 +28,12 @@ class Stage(Protocol[M_contra]):
 
 class Worker(Generic[M]):
     """Runs a stage on its own thread. `put` may be called from any thread and never waits; the
-    inbox needs no bound because permits bound the streams and each sends a bounded text."""
+    inbox needs no bound because permits bound the streams and each sends a bounded text. No step
+    comes between messages that were put together."""
 
     def __init__(self, name: str, stage: Stage[M]) -> None:
         self._stage = stage
-        self._inbox: queue.SimpleQueue[M | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[M, ...] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._name = name
 
@@ -43,16 +44,17 @@ class Worker(Generic[M]):
     def start(self) -> None:
         self._thread.start()
 
-    def put(self, message: M) -> None:
-        self._inbox.put(message)
+    def put(self, *messages: M) -> None:
+        self._inbox.put(messages)
 
     def run_queued(self) -> None:
         """Handles what is queued and steps until nothing is due, on the caller's thread; only
         before `start`."""
         while not self._inbox.empty():
-            message = self._inbox.get()
-            assert message is not None
-            self._stage.handle(message)
+            messages = self._inbox.get()
+            assert messages is not None
+            for message in messages:
+                self._stage.handle(message)
         while self._stage.step() == 0.0:
             pass
 
@@ -67,13 +69,14 @@ class Worker(Generic[M]):
         wait_s: float | None = None
         while True:
             try:
-                message = self._inbox.get(wait_s != 0.0, wait_s)
+                messages = self._inbox.get(wait_s != 0.0, wait_s)
                 while True:
-                    if message is None:
+                    if messages is None:
                         self._stage.close()
                         return
-                    self._handle(message)
-                    message = self._inbox.get_nowait()
+                    for message in messages:
+                        self._handle(message)
+                    messages = self._inbox.get_nowait()
             except queue.Empty:
                 pass
             wait_s = self._step()

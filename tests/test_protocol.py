@@ -386,7 +386,7 @@ def test_any_values_in_any_fields_are_parsed_or_refused(kind: str, message: dict
     )
 )
 def test_any_values_make_settings_or_are_refused(values: dict[str, object]) -> None:
-    unsupported_fields(values)
+    unsupported_fields(values, has_phonemes=False)
     try:
         settings = Settings().updated(values)
     except BadRequest as error:
@@ -437,7 +437,7 @@ def test_a_minimum_of_characters_always_has_a_time_limit() -> None:
         ({"voice": {"audio": "..."}}, "invalid_param", "voice must be a string of 1 to 128 characters"),
         ({"temperature": 5.1}, "invalid_param", "temperature must be a number from 0 to 5, got 5.1"),
         ({"temperature": True}, "invalid_param", "got true"),
-        ({"top_k": 0}, "invalid_param", "top_k must be an integer from 1 to 1024, got 0"),
+        ({"top_k": 0}, "invalid_param", "top_k must be an integer from 1 to 64, got 0"),
         ({"top_p": 0}, "invalid_param", "top_p must be a number above 0 to 1, got 0"),
         ({"repetition_penalty": 0.4}, "invalid_param", "from 0.5 to 2"),
         ({"seed": -1}, "invalid_param", "seed"),
@@ -501,7 +501,6 @@ def test_query_shortcuts_are_checked(params: dict[str, str]) -> None:
 
 def test_resolved_defaults_look_like_the_wire() -> None:
     assert Settings().as_dict() == {
-        "seed": 0,
         "format": {"encoding": "pcm_s16le", "sample_rate": 48_000, "channels": 1, "frame_ms": 80},
         "words": "none",
         "phonemes": False,
@@ -520,8 +519,10 @@ def test_fields_no_model_can_honour_are_named() -> None:
     fine = {"speed": 1.0, "style": None, "words": "none", "phonemes": False, "voice": "a"}
     asked = {"speed": 1.2, "style": "sad", "continue_from": "a", "words": "word", "phonemes": True}
 
-    assert unsupported_fields(fine) == ()
-    assert unsupported_fields(asked) == ("speed", "style", "continue_from", "words", "phonemes")
+    assert unsupported_fields(fine, has_phonemes=False) == ()
+    named = unsupported_fields(asked, has_phonemes=False)
+    assert named == ("speed", "style", "continue_from", "phonemes")
+    assert "phonemes" not in unsupported_fields(asked, has_phonemes=True)
 
 
 # ---- server messages

@@ -150,3 +150,10 @@ def test_every_character_appears_once_and_a_words_time_is_divided_evenly() -> No
         (600, 600),
         (600, 600),
     ]
+
+
+def test_a_lag_of_the_codes_is_taken_back_and_words_at_the_segments_start_keep_a_length() -> None:
+    times = WordTimes(timeline(), lag_frames=1.0)
+    words = one_per_token(3)
+    told = [word for _ in range(3) for word in times.frame(0, 1, LOUD, words)]
+    assert [(word.start_ms, word.end_ms) for word in told] == [(10, 50), (50, 90), (90, 170)]

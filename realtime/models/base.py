@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol
 
 from realtime.messages import EngineMessage, SpeechRequest, StreamId
 from realtime.words import SpokenWord
+
+if TYPE_CHECKING:  # the schedulers know a ModelSpec, and no tensor
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,10 @@ class ModelSpec:
     sampling: SamplingDefaults
     languages: tuple[str, ...]
     voices: tuple[str, ...]
+    tells_pace: bool = True  # codebook 0 says how many tokens a frame finished
+    phonemes: tuple[str, ...] = ()  # symbols of the two codebooks after it, "" = silence; () = none
+    pace_lag_frames: float = 0.0  # how much later than its sound a token counts as finished
+    delay_ms: float = 0.0  # how much later than its frame's place a sound comes out of the codec
 
     @property
     def frame_s(self) -> float:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import secrets
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
@@ -26,11 +29,13 @@ STREAM_PATH = "/v1/tts/stream"
 class App:
     """The routes and the sessions that are open."""
 
-    def __init__(self, runtime: Runtime, config: ServerConfig) -> None:
+    def __init__(self, runtime: Runtime, config: ServerConfig, limits: Limits) -> None:
         self._runtime = runtime
         self._config = config
-        self._limits = Limits(max_connections=config.max_connections)
+        self._limits = replace(limits, max_connections=config.max_connections)
         self._sessions: set[Session] = set()
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
 
     def routes(self) -> list[Route | WebSocketRoute]:
         return [
@@ -41,10 +46,19 @@ class App:
             WebSocketRoute(STREAM_PATH, self._stream),
         ]
 
+    @property
+    def num_sessions(self) -> int:
+        return len(self._sessions)
+
     def drain(self, deadline_s: float) -> None:
         """Tells every client that the server is about to stop; contexts may finish."""
         for session in list(self._sessions):
             session.drain(deadline_s)
+
+    async def closed(self, timeout_s: float) -> None:
+        """Waits until every connection is over, at most `timeout_s`; new ones have to be kept out."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._is_empty.wait(), timeout_s)
 
     async def _about(self, request: Request) -> Response:
         return JSONResponse(
@@ -107,14 +121,17 @@ class App:
             return await _refuse(socket, 503, f"all {limit} connections are taken")
         session = Session(socket, self._runtime, self._limits)
         self._sessions.add(session)
+        self._is_empty.clear()
         try:
             await session.serve(choose_subprotocol(offered))
         finally:
             self._sessions.discard(session)
+            if not self._sessions:
+                self._is_empty.set()
 
 
-def create_app(runtime: Runtime, config: ServerConfig) -> tuple[Starlette, App]:
-    app = App(runtime, config)
+def create_app(runtime: Runtime, config: ServerConfig, limits: Limits | None = None) -> tuple[Starlette, App]:
+    app = App(runtime, config, limits or Limits())
     return Starlette(routes=app.routes()), app
 
 
@@ -136,4 +153,7 @@ def _allowed_origin(headers: Headers, allowed: tuple[str, ...]) -> bool:
     origin = headers.get("origin")
     if origin is None or "*" in allowed or origin in allowed:
         return True
-    return origin != "null" and urlsplit(origin).netloc == headers.get("host")
+    try:
+        return origin != "null" and urlsplit(origin).netloc == headers.get("host")
+    except ValueError:  # no URL at all
+        return False

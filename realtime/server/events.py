@@ -6,7 +6,7 @@ A field that is None is left out. Positions are sample frames at the context's o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from realtime.errors import TTSError
@@ -65,6 +65,25 @@ def ctx_started(ctx: str, handle: int, format: Format, stamps_us: Mapping[str, i
 
 def seg_done(ctx: str, seg: int, pts_end: int, c1: int) -> Message:
     return _message("seg.done", ctx=ctx, seg=seg, pts_end=pts_end, c1=c1)
+
+
+def words(
+    ctx: str,
+    seg: int,
+    entries: Sequence[tuple[str, float, float, int, int]],
+    *,
+    is_final: bool,
+    is_estimate: bool,
+) -> Message:
+    """`entries`: spelling, start and end in ms, code points c0 and c1 of the input."""
+    rounded = [[text, round(start, 1), round(end, 1), c0, c1] for text, start, end, c0, c1 in entries]
+    return _message("words", ctx=ctx, seg=seg, w=rounded, final=is_final, estimated=is_estimate or None)
+
+
+def phonemes(ctx: str, seg: int, entries: Sequence[tuple[str, float, float]]) -> Message:
+    """`entries`: IPA or "" for silence, start and end in ms."""
+    rounded = [[symbol, round(start, 1), round(end, 1)] for symbol, start, end in entries]
+    return _message("phonemes", ctx=ctx, seg=seg, p=rounded)
 
 
 def flush_done(ctx: str, id: Tag, pts: int, c1: int) -> Message:

@@ -13,17 +13,27 @@ import secrets
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from realtime import __version__
 from realtime.errors import BadRequest, Draining, IdleTimeout, SlowClient, StageFailed, TTSError
-from realtime.messages import Closed, SamplingParams, SpeechRequest, StreamId, Trigger
-from realtime.runtime import Runtime
+from realtime.messages import (
+    Audio,
+    Closed,
+    Note,
+    SamplingParams,
+    SpeechRequest,
+    StreamEvent,
+    StreamId,
+    Trigger,
+)
+from realtime.runtime import Flushed, Runtime
 from realtime.server import events, protocol
 from realtime.server.context import Context, Done, Piece
 from realtime.server.settings import Limits, Settings, unsupported_fields
-from realtime.server.wire import AudioFrame, Codec, Message, ProtocolError, Tag, codec_for
+from realtime.server.wire import AudioFrame, Codec, Message, ProtocolError, Tag, Utf8Joiner, codec_for
 
 CLOSE_NORMAL = 1000
 CLOSE_SERVER_BUG = 1011
@@ -31,6 +41,10 @@ CLOSE_RESTART = 1012
 CLOSE_SLOW = 4008
 CLOSE_BAD_MESSAGES = 4400
 CLOSE_WAIT_S = 1.0  # for a close frame to leave; a client that does not read won't see it anyway
+MAX_REASON_BYTES = 123  # of a close frame
+TURN_S = 0.001  # how long a client's messages may keep the event loop from everybody else's
+TAKE_S = 0.24  # of audio: that much is encoded within TURN_S, and makes three frames of the usual 80 ms
+CHUNK_GAP_MS = 3000  # a stream that speaks is never silent for longer: chunks hold 2 s at most
 WATCH_S = 0.5  # how often a connection looks for a stall and for idleness
 FLOW_PAUSE, FLOW_OK = 0.75, 0.5  # shares of the pending-text limit
 
@@ -55,7 +69,7 @@ class Session:
         self._codec: Codec
         self._contexts: dict[str, Context] = {}  # live: until their `ctx.done` is queued or written
         self._barred: OrderedDict[str, None] = OrderedDict()  # ids that take no text without an `open`
-        # Bounded by the rate limit for as long as a client may go without reading.
+        # Bounded: `_watch` ends a connection that leaves too many of them unread.
         self._control: deque[Message] = deque()
         self._wake = asyncio.Event()
         self._next_handle = 0
@@ -91,6 +105,7 @@ class Session:
                     voices_url="/v1/models",
                 )
             )
+            self._warn_unsupported({"phonemes": self._settings.phonemes})
         tasks = [asyncio.create_task(job()) for job in (self._read, self._write, self._watch)]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -128,7 +143,8 @@ class Session:
         self._say(events.error(error, "connection"))
         for context in list(self._contexts.values()):
             self._stop(context, "closed")
-        self._closing = (code, error.message[:100])
+        reason = error.message.encode()[:MAX_REASON_BYTES].decode(errors="ignore")
+        self._closing = (code, reason)
         self._wake.set()
 
     async def _watch(self) -> None:
@@ -137,8 +153,11 @@ class Session:
             await asyncio.sleep(WATCH_S)
             now = self._clock()
             since_s = self._sending_since_s
-            if since_s is not None and now - since_s > self._limits.stall_ms / 1000:
-                error = SlowClient(f"nothing was read for {self._limits.stall_ms} ms")
+            is_stalled = since_s is not None and now - since_s > self._limits.stall_ms / 1000
+            if is_stalled or len(self._control) > self._limits.max_unread_messages:
+                limits = self._limits
+                limit = f"for {limits.stall_ms} ms" if is_stalled else f"of {len(self._control)} answers"
+                error = SlowClient(f"nothing was read {limit}")
                 logger.warning("closing a connection: %s", error.message)
                 self._closing = (CLOSE_SLOW, error.message)
                 return
@@ -151,6 +170,7 @@ class Session:
     # ---- reading
 
     async def _read(self) -> None:
+        turn_s = self._clock()
         while True:
             received = await self._socket.receive()
             if received["type"] == "websocket.disconnect":
@@ -160,8 +180,10 @@ class Session:
             wait_s = self._rate(now)
             frame = received.get("text")
             self._handle(received["bytes"] if frame is None else frame, now)
-            if wait_s > 0:
-                await asyncio.sleep(wait_s)
+            # Many messages come in one packet: receiving them does not wait.
+            if wait_s > 0 or self._clock() - turn_s > TURN_S:
+                await asyncio.sleep(max(wait_s, 0.0))
+                turn_s = self._clock()
 
     def _rate(self, now: float) -> float:
         """Seconds to wait before the next message, so that they stay under the limit."""
@@ -198,7 +220,7 @@ class Session:
             case protocol.Open():
                 self._open(message)
             case protocol.Cancel():
-                self._cancel(message)
+                self._cancel(message, now)
             case protocol.SessionMessage():
                 settings = self._settings.updated(message.fields)
                 self._check(settings)
@@ -246,7 +268,8 @@ class Session:
                 self._wake.set()
             case protocol.Playout():
                 played_s = message.samples / context.settings.format.sample_rate
-                context.stream.pace(self._is_held(context), played_s)
+                context.playout(played_s, now)
+                self._hold(context, played_s=played_s)
 
     # ---- contexts
 
@@ -261,7 +284,6 @@ class Session:
         replaced = self._replaced(message.replaces)
         if message.ctx in self._contexts and message.ctx not in {context.id for context in replaced}:
             raise BadRequest(f"context {message.ctx!r} is live", code="bad_message")
-        self._barred.pop(message.ctx, None)
         self._create(message.ctx, message.fields, replaced, message.ref)
 
     def _replaced(self, names: tuple[str, ...] | str) -> list[Context]:
@@ -279,7 +301,8 @@ class Session:
                 raise Draining("the connection is about to close and takes no new contexts")
             settings = self._settings.updated(fields)
             self._check(settings)
-            num_live = sum(not context.ended for context in self._contexts.values()) - len(replaced)
+            staying = [context for context in self._contexts.values() if context not in replaced]
+            num_live = sum(not context.ended for context in staying)
             if num_live >= self._limits.max_contexts:
                 limit = self._limits.max_contexts
                 raise BadRequest(
@@ -298,6 +321,7 @@ class Session:
         self._next_handle += 1
         context = Context(ctx, self._next_handle, settings, stream, self._runtime.spec)
         self._contexts[ctx] = context
+        self._barred.pop(ctx, None)  # after the contexts it replaces, one of which may have had its id
         context.task = asyncio.create_task(self._run(context))
         self._touch(context)
         return context
@@ -323,23 +347,27 @@ class Session:
         if (context is not None and context.ended) or (context is None and message.ctx in self._barred):
             self._say(events.warn("ctx_ended", f"context {message.ctx!r} takes no more text", message.ctx))
             return
+        joiner = Utf8Joiner() if context is None else context.joiner
+        held = joiner.state
+        text = joiner.feed(message.data)
+        limit = self._limits.max_pending_chars
+        num_pending = 0 if context is None else context.num_pending_chars
+        if num_pending + len(text) > limit:
+            joiner.state = held
+            raise BadRequest(
+                f"{num_pending} characters are still unspoken, {len(text)} more pass the limit of {limit}",
+                code="text_overflow",
+            )
         if context is None:
             context = self._create(message.ctx, message.fields, [], message.ref)
             if context is None:
                 return
-        text = context.joiner.feed(message.data)
-        limit = self._limits.max_pending_chars
-        if context.num_pending_chars + len(text) > limit:
-            raise BadRequest(
-                f"{context.num_pending_chars} characters are still unspoken, {len(text)} more pass"
-                f" the limit of {limit}",
-                code="text_overflow",
-            )
+            context.joiner = joiner
         self._touch(context)
         if text:
             if context.clocks.text_s is None:
                 context.clocks.text_s = now
-            context.num_chars += len(text)
+            context.add_text(text)
             context.stream.text(text)
             wait_ms = context.settings.trigger.wait_ms
             if wait_ms:
@@ -361,23 +389,39 @@ class Session:
             self._stop_timer(context, "wait")
             context.stream.end()
 
-    def _cancel(self, message: protocol.Cancel) -> None:
+    def _cancel(self, message: protocol.Cancel, now: float) -> None:
         if message.ctx == protocol.ALL_CONTEXTS:
             for context in list(self._contexts.values()):
-                self._stop(context, "cancelled")
+                self._stop(context, "cancelled", cancelled_s=now)
         elif message.ctx in self._contexts:
-            self._stop(self._contexts[message.ctx], "cancelled")
+            context = self._contexts[message.ctx]
+            played_s: float | None = None
+            if message.played_samples is not None:
+                played_s = message.played_samples / context.settings.format.sample_rate
+            elif message.played_ms is not None:
+                played_s = message.played_ms / 1000
+            self._stop(context, "cancelled", played_s=played_s, cancelled_s=now)
 
-    def _stop(self, context: Context, reason: events.DoneReason, *, abort: bool = True) -> None:
+    def _stop(
+        self,
+        context: Context,
+        reason: events.DoneReason,
+        *,
+        abort: bool = True,
+        played_s: float | None = None,
+        cancelled_s: float | None = None,
+    ) -> None:
         """The barrier: nothing of this context is written after this but one `ctx.done`.
-        `abort` is False where the stream that replaces it cancels it."""
+        `abort` is False where the stream that replaces it cancels it; `played_s` is where the client
+        says its listener was, `cancelled_s` when it said so."""
         if context.done:
             return
         context.outgoing.clear()
         if abort:
             context.stream.cancel()
         self._bar(context.id)
-        self._say(context.done_message(reason, None, self._clock()))
+        now = self._clock()
+        self._say(context.done_message(reason, None, now, played_s=played_s, cancelled_s=cancelled_s))
         self._forget(context, reason)
 
     def _forget(self, context: Context, reason: str) -> None:
@@ -385,6 +429,7 @@ class Session:
         context.cancel_timers()
         if self._contexts.get(context.id) is context:
             del self._contexts[context.id]
+        self._hold_again()
         self._wake.set()
         rate = context.settings.format.sample_rate
         logger.info(
@@ -406,18 +451,42 @@ class Session:
     async def _run(self, context: Context) -> None:
         """Moves a stream's events to the context's queue, up to and including its end."""
         async with context.stream as stream:
-            async for event in stream:
-                if context.done:
-                    continue  # cancelled here; only its `Closed` is still awaited
-                now = self._clock()
-                if not isinstance(event, Closed):
-                    context.take(event, now)
-                    self._after_take(context)
-                elif event.reason in ("done", "limit"):
-                    context.finish(event, now)
-                else:
-                    self._stopped_by_stages(context, event)
-                self._wake.set()
+            try:
+                async for event in stream:
+                    await self._take(context, event)
+            except Exception:
+                logger.exception("stream %d: its events could not be handled", stream.id)
+                self._stopped_by_stages(context, Closed(stream.id, "failed"))
+
+    async def _take(self, context: Context, event: StreamEvent | Flushed) -> None:
+        parts = self._parts(event) if isinstance(event, Audio) else [event]
+        for number, part in enumerate(parts):
+            if number:
+                await asyncio.sleep(0)
+            if context.done:
+                return  # cancelled here; only its `Closed` is still awaited
+            now = self._clock()
+            if not isinstance(part, Closed):
+                context.take(part, now)
+                self._after_take(context)
+            elif part.reason in ("done", "limit"):
+                if not context.ended:  # at its limit: deltas on their way must not open it again
+                    context.ended = True
+                    self._bar(context.id)
+                context.finish(part, now)
+            else:
+                self._stopped_by_stages(context, part)
+            self._wake.set()
+
+    def _parts(self, audio: Audio) -> list[Audio | Flushed | Note | Closed]:
+        """Not more at once than the event loop may be kept busy with."""
+        size = round(TAKE_S * self._runtime.spec.sample_rate)
+        return [
+            replace(audio, pcm=audio.pcm[start : start + size], timing=None, marks=audio.marks[:0])
+            if start
+            else replace(audio, pcm=audio.pcm[:size])
+            for start in range(0, len(audio.pcm), size)
+        ]
 
     def _after_take(self, context: Context) -> None:
         self._touch(context)
@@ -433,27 +502,36 @@ class Session:
             error = closed.error or StageFailed("the stream failed")
             samples = context.num_written_samples
             context.outgoing.clear()
-            self._say(events.error(error, "ctx", ctx=context.id, samples=samples))
+            if not context.done:
+                self._say(events.error(error, "ctx", ctx=context.id, samples=samples))
             self._stop(context, "error")
         else:
             self._stop(context, "closed")
 
     # ---- pacing
 
-    def _is_held(self, context: Context) -> bool:
-        """Generation waits while the client paused or leaves its audio unread."""
-        num_bytes = sum(other.num_unsent_bytes for other in self._contexts.values())
-        return (
+    def _num_unsent_bytes(self) -> int:
+        return sum(context.num_unsent_bytes for context in self._contexts.values())
+
+    def _hold(self, context: Context, num_bytes: int | None = None, played_s: float | None = None) -> None:
+        """Generation waits while the client paused or leaves its audio unread. `num_bytes`: unsent on
+        the whole connection, where it is known."""
+        held = (
             context.is_paused
             or context.unsent_s * 1000 > self._limits.max_unsent_ms
-            or num_bytes > self._limits.max_unsent_bytes
+            or (self._num_unsent_bytes() if num_bytes is None else num_bytes) > self._limits.max_unsent_bytes
         )
-
-    def _hold(self, context: Context) -> None:
-        held = self._is_held(context)
-        if held != context.is_held:
+        if held != context.is_held or played_s is not None:
             context.is_held = held
-            context.stream.pace(held)
+            context.stream.pace(held, played_s)
+
+    def _hold_again(self) -> None:
+        """The connection has less to send: that may have been what a context waits for, and nothing of
+        its own may be left to notice it by."""
+        held = [context for context in self._contexts.values() if context.is_held]
+        num_bytes = self._num_unsent_bytes() if held else 0
+        for context in held:
+            self._hold(context, num_bytes)
 
     def _touch(self, context: Context) -> None:
         """Something happened: the time without anything starts again."""
@@ -462,9 +540,16 @@ class Session:
             self._start_timer(context, "idle", idle_ms, lambda: self._idle(context))
 
     def _idle(self, context: Context) -> None:
-        if context.is_paused:
-            self._touch(context)  # a pause has its own time limit
-        elif not context.ended:
+        rest_ms = CHUNK_GAP_MS - context.settings.ctx_idle_ms
+        if context.is_held or context.stream.is_waiting:
+            self._touch(context)  # a pause, a client that does not read and a queue have their own limits
+        elif context.stream.is_speaking and rest_ms > 0:
+            self._start_timer(context, "idle", rest_ms, lambda: self._time_out(context))
+        else:
+            self._time_out(context)
+
+    def _time_out(self, context: Context) -> None:
+        if not context.ended:
             context.timed_out = True
             self._bar(context.id)
             self._end(context)
@@ -485,7 +570,7 @@ class Session:
         self._wake.set()
 
     def _warn_unsupported(self, fields: Mapping[str, object]) -> None:
-        for name in unsupported_fields(fields):
+        for name in unsupported_fields(fields, has_phonemes=bool(self._runtime.spec.phonemes)):
             self._warn_once("unsupported", f"the model can't honour {name!r}; it is ignored")
 
     def _warn_once(self, code: str, text: str) -> None:
@@ -522,7 +607,7 @@ class Session:
         item = context.outgoing.popleft()
         if isinstance(item, Piece):
             frame = context.write(item, self._clock())
-            self._hold(context)
+            self._hold_again()
             await self._send(self._audio(context, frame))
         elif isinstance(item, Done):
             message = context.done_message(item.reason, item.closed, self._clock())

@@ -49,6 +49,7 @@ class Limits:
     max_unsent_ms: int = 10_000  # per context
     max_unsent_bytes: int = 16 * 1024 * 1024  # per connection
     max_transport_bytes: int = 64 * 1024
+    max_unread_messages: int = 20_000  # answers waiting for a client that asks more than it reads
     stall_ms: int = 10_000  # unsent audio without progress for so long closes with 4008
     connection_idle_ms: int = 600_000
     max_ended_ids: int = 1024  # ids remembered so that late text does not open them again
@@ -171,14 +172,13 @@ class Settings:
         return _without_none(values)
 
 
-def unsupported_fields(values: Mapping[str, object]) -> tuple[str, ...]:
-    """Names of the fields in a message that no loaded model can honour; each is worth one warning."""
+def unsupported_fields(values: Mapping[str, object], *, has_phonemes: bool) -> tuple[str, ...]:
+    """Names of the fields in a message that the loaded model can't honour; each is worth one warning."""
     harmless: dict[str, tuple[object, ...]] = {
         "speed": (None, 1),
         "style": (None,),
         "continue_from": (None,),
-        "words": (None, "none"),
-        "phonemes": (None, False),
+        "phonemes": (None, False, True) if has_phonemes else (None, False),
     }
     return tuple(name for name, fine in harmless.items() if values.get(name) not in fine)
 

@@ -157,6 +157,16 @@ class Utf8Joiner:
         self._high = ""
 
     @property
+    def state(self) -> tuple[tuple[bytes, int], str]:
+        """What is held; setting it again takes back what was fed since."""
+        return self._decoder.getstate(), self._high
+
+    @state.setter
+    def state(self, state: tuple[tuple[bytes, int], str]) -> None:
+        held, self._high = state
+        self._decoder.setstate(held)
+
+    @property
     def holds_part(self) -> bool:
         """Whether half a character is waiting for its rest."""
         return bool(self._high or self._decoder.getstate()[0])
