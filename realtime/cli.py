@@ -1,4 +1,4 @@
-"""The `realtime` command: serve, say, probe."""
+"""The `realtime` command: serve, say, probe, bench."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from realtime import __version__
+from realtime import bench as bench_command
 from realtime import probe as probe_command
 from realtime import say as say_command
 from realtime.errors import ConfigError, ModelError, TTSError
@@ -76,10 +77,13 @@ def _parser() -> argparse.ArgumentParser:
         "say", help="speak a text without a server", description="Speaks a text into a WAV."
     )
     probe = commands.add_parser("probe", help="measure a server as a voice agent would")
+    bench = commands.add_parser("bench", help="measure what a feature costs, in interleaved pairs")
     say.set_defaults(run=say_command.main)
     say_command.add_arguments(say)
     probe.set_defaults(run=probe_command.main)
     probe_command.add_arguments(probe)
+    bench.set_defaults(run=bench_command.main)
+    bench_command.add_arguments(bench)
     return parser
 
 

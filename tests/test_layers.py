@@ -38,6 +38,7 @@ MAY_IMPORT = {
     "wordcheck": "client",
     "subtitles": "errors words",
     "probe": "errors audio server.wire client wordcheck",
+    "bench": "errors client probe",
     "say": "config errors messages audio narration subtitles words runtime",
     "serve": "config errors runtime server",
     "cli": "*",
