@@ -44,6 +44,16 @@ make_venv() {
     python3 -m venv --clear "$root/.venv"
 }
 
+need_chromium() {
+    [[ -x /usr/bin/chromium ]] && return
+    if [[ $EUID == 0 && -e /etc/debian_version ]]; then
+        say "installing chromium, in which the page is tested"
+        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null
+    else
+        say "the page is tested in a browser, which is missing, so that is skipped: sudo apt install chromium"
+    fi
+}
+
 # The index pages name the builds, so nothing is downloaded to tell which one pip will take.
 announce_torch() {
     local builds build

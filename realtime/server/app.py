@@ -20,6 +20,7 @@ from realtime.config import ServerConfig
 from realtime.runtime import Runtime
 from realtime.server.session import Session
 from realtime.server.settings import Limits, Settings
+from realtime.server.static import page_routes
 from realtime.server.wire import auth_token, choose_subprotocol
 
 RETRY_AFTER_S = 1
@@ -39,7 +40,7 @@ class App:
 
     def routes(self) -> list[Route | WebSocketRoute]:
         return [
-            Route("/", self._about),
+            *page_routes(otherwise=self._about),
             Route("/healthz", self._health),
             Route("/readyz", self._ready),
             Route("/v1/models", self._models),
