@@ -140,45 +140,47 @@ class RowKV:
 class Place:
     """Where one decode step reads and writes in a RowKV: one position of each given row.
 
-    Attention runs over all rows below the highest one, without gathering their memory; the results
-    of rows that are not in the step are never read.
+    Attention runs over all rows from the lowest to the highest one, without gathering their memory; the
+    results of rows that are not in the step are never read.
     """
 
     def __init__(self, kv: RowKV, rows: Tensor, positions: Tensor) -> None:
         heads = kv.num_heads
-        num_rows = rows.shape[0]
-        prefix = int(rows[-1]) + 1
-        self._rows = None if prefix == num_rows and int(rows[0]) == 0 else rows
-        self._lanes = prefix * heads
+        first, last = int(rows[0]), int(rows[-1])
+        num_rows = last - first + 1
+        self._lanes = slice(first * heads, (last + 1) * heads)
         self._length = (int(positions.max()) // LENGTH_STEP + 1) * LENGTH_STEP
-        every = positions
-        if self._rows is not None:
-            every = torch.zeros(prefix, dtype=torch.int64)
-            every[rows] = positions
+        self._is_one = num_rows == 1  # perhaps repeated
+        self._rows = None if num_rows == rows.shape[0] else rows - first
+        every = positions[:num_rows]
+        if self._rows is not None and not self._is_one:
+            every = torch.zeros(num_rows, dtype=torch.int64)
+            every[self._rows] = positions
         mask = kv.mask[every, : self._length]
         self._mask = mask.repeat_interleave(heads, dim=0).unsqueeze(1)  # [lanes, 1, length]
-        lanes = rows.unsqueeze(1) * heads + torch.arange(heads)
-        self._index = (lanes * kv.max_positions + positions.unsqueeze(1)).view(-1)
+        self.lanes = (rows.unsqueeze(1) * heads + torch.arange(heads)).view(-1)  # of each row and head
+        self.positions = positions.repeat_interleave(heads)
 
     def write(self, memory: Tensor, new: Tensor) -> None:
         """new [n, kv_heads, d] into one layer's keys or values."""
-        dim = memory.shape[-1]
-        memory.view(-1, dim).index_copy_(0, self._index, new.reshape(-1, dim))
+        memory[self.lanes, self.positions] = new.reshape(-1, memory.shape[-1])
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, out: Tensor | None = None) -> Tensor:
         """q [n, kv_heads, group, d] -> [n, kv_heads * group * d]."""
-        n, _, group, dim = q.shape
-        if self._rows is None:
-            lanes = q.reshape(self._lanes, group, dim)
+        n, heads, group, dim = q.shape
+        if self._is_one:
+            lanes = q[0]
+        elif self._rows is None:
+            lanes = q.reshape(-1, group, dim)
         else:
-            spread = q.new_zeros(self._lanes // q.shape[1], q.shape[1], group, dim)
+            spread = q.new_zeros(self._mask.shape[0] // heads, heads, group, dim)
             spread[self._rows] = q
-            lanes = spread.view(self._lanes, group, dim)
-        keys, values = keys[: self._lanes, : self._length], values[: self._lanes, : self._length]
+            lanes = spread.view(-1, group, dim)
+        keys, values = keys[self._lanes, : self._length], values[self._lanes, : self._length]
         weights = torch.softmax(torch.baddbmm(self._mask, lanes, keys.transpose(1, 2)), -1)
-        attended = torch.bmm(weights, values).view(-1, q.shape[1] * group * dim)
+        attended = torch.bmm(weights, values).view(-1, heads * group * dim)
         if self._rows is not None:
-            attended = attended[self._rows]
+            attended = attended.expand(n, -1) if self._is_one else attended[self._rows]
         return attended if out is None else out.copy_(attended)
 
 

@@ -48,7 +48,6 @@ class Lines:
         self.act = np.zeros((n, c.intermediate_size), np.float32)
         self.t_x, self.t_unit = torch.from_numpy(self.x), torch.from_numpy(self.unit)
         self.t_qkv, self.t_q = torch.from_numpy(qkv), torch.from_numpy(self.q)
-        self.t_k, self.t_v = torch.from_numpy(self.k), torch.from_numpy(self.v)
         self.t_attended = torch.from_numpy(self.attended).view(n, -1)
         self.t_gate_up, self.t_act = torch.from_numpy(gate_up), torch.from_numpy(self.act)
 
@@ -110,14 +109,15 @@ class SmallLocal:
         self._blocks = [SmallBlock(block) for block in local.blocks]
         self._rope = local.rope.numpy()
         self._inputs = [table.numpy() for table in local.inputs]
+        self._allowed = [ids.numpy() for ids in local.allowed]
         self._floor = local.config.hidden_size * local.config.rms_norm_eps
         self._memory: dict[int, tuple[Lines, Floats, Floats]] = {}  # by width, a few hundred kB each
 
     def frame(self, hidden: Tensor, sampling: Picker) -> FrameOutput:
         """hidden [n, H] -> codes int64 [n, K]."""
         m, all_keys, all_values = self._memory_for(hidden.shape[0])
-        heads, allowed = self._local.heads, self._local.allowed
-        codes: list[Tensor] = []
+        heads = self._local.heads
+        codes: list[npt.NDArray[np.int64]] = []
         np.copyto(m.x, hidden.numpy())
         for i, head in enumerate(heads):
             for block, keys, values in zip(self._blocks, all_keys, all_values, strict=True):
@@ -130,10 +130,10 @@ class SmallLocal:
                 block.finish(m)
             m.normalize(self._floor)
             logits = torch.mm(m.t_unit, head)
-            codes.append(allowed[i][sampling.pick(i, logits)])
+            codes.append(self._allowed[i][sampling.pick(i, logits).numpy()])
             if i + 1 < len(heads):
-                np.take(self._inputs[i], codes[-1].numpy(), axis=0, out=m.x)
-        return FrameOutput(torch.stack(codes, dim=1), torch.isfinite(logits).all(1))
+                np.take(self._inputs[i], codes[-1], axis=0, out=m.x)
+        return FrameOutput(torch.from_numpy(np.stack(codes, axis=1)), torch.isfinite(logits).all(1))
 
     def _memory_for(self, n: int) -> tuple[Lines, Floats, Floats]:
         if n not in self._memory:
@@ -167,12 +167,13 @@ class SmallBackbone:
             self._memory[n] = Lines(c, n)
         m = self._memory[n]
         place = kv.place(rows, positions)
+        lanes, at = place.lanes.numpy(), place.positions.numpy()
         rope = self._rope[positions.numpy()]
         np.copyto(m.x, self._backbone.embed(inputs).numpy())
         for block, (keys, values) in zip(self._blocks, kv.layers, strict=True):
             block.project(m, rope)
-            place.write(keys, m.t_k)
-            place.write(values, m.t_v)
+            keys.numpy()[lanes, at] = m.k.reshape(-1, c.head_dim)
+            values.numpy()[lanes, at] = m.v.reshape(-1, c.head_dim)
             place.attend(m.t_q, keys, values, out=m.t_attended)
             block.finish(m)
         m.normalize(self._floor)
