@@ -415,3 +415,19 @@ def test_jitter_is_what_the_model_was_off_by() -> None:
     learn(exact, law, 300, random.Random(0), noise=0.0)
     learn(noisy, law, 300, random.Random(0), noise=0.8)
     assert exact.jitter_s == 0.005 and noisy.jitter_s > exact.jitter_s
+
+
+def test_many_backlogs_that_are_due_at_once_are_served_within_their_lead() -> None:
+    # LOAD-6: sixteen streams with two seconds pending each and a tenth of a second to go
+    cost = FakeCost(fixed_s=0.0025, per_frame_s=0.0)
+    leads = {index: 0.1 for index in range(16)}
+    elapsed_s = 0.0
+    while min(leads.values()) < 0.5:
+        made = decide([slot(index, 25, lead_s) for index, lead_s in leads.items()], cost=cost)
+        took_s = cost.step_s(len(made.slots), made.num_frames)
+        elapsed_s += took_s
+        for index in leads:
+            leads[index] -= took_s
+            assert leads[index] >= 0, (index, elapsed_s)
+            leads[index] += made.num_frames * POLICY.frame_s * (index in made.slots)
+    assert elapsed_s < 1.0

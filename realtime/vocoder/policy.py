@@ -76,10 +76,14 @@ def plan(slots: Sequence[SlotView], interval_s: float, load: float, policy: Chun
     share (0..1): as it rises, chunks grow, as far as each stream's lead allows."""
     ready: list[_Ready] = []
     wait_s: float | None = None
+    turn_s = _turn_s(slots, policy, cost)
+    num_due = sum(
+        slot.num_pending > 0 and slot.lead_s is not None and slot.lead_s <= turn_s for slot in slots
+    )
     for slot in slots:
         if slot.num_pending == 0:
             continue
-        entry, again_s = _consider(slot, interval_s, load, policy, cost)
+        entry, again_s = _consider(slot, turn_s, num_due, interval_s, load, policy, cost)
         if entry is not None:
             ready.append(entry)
         elif again_s is not None:
@@ -92,8 +96,23 @@ def plan(slots: Sequence[SlotView], interval_s: float, load: float, policy: Chun
     return Plan(tuple(entry.slot.index for entry in chosen), num_frames, 0.0)
 
 
+def _turn_s(slots: Sequence[SlotView], policy: ChunkPolicy, cost: Cost) -> float:
+    """The lead at which a stream is due: a step that has just begun for others, then a frame for
+    everybody who plays, for all of them may be due at once."""
+    num_playing = sum(slot.lead_s is not None and not math.isinf(slot.lead_s) for slot in slots)
+    step_s = cost.step_s(max(num_playing, 1), 1)
+    in_flight_s = policy.max_step_s if num_playing > 1 else 0.0
+    return in_flight_s + step_s + cost.jitter_s
+
+
 def _consider(
-    slot: SlotView, interval_s: float, load: float, policy: ChunkPolicy, cost: Cost
+    slot: SlotView,
+    turn_s: float,
+    num_due: int,
+    interval_s: float,
+    load: float,
+    policy: ChunkPolicy,
+    cost: Cost,
 ) -> tuple[_Ready | None, float | None]:
     """The slot's wish, or None and the time after which it must be looked at again."""
     p = slot.num_pending
@@ -105,21 +124,22 @@ def _consider(
             return None, deadline_s - slot.pending_s
         late = slot.waiting_s > policy.first_audio_budget_s / 2
         return _Ready(slot, floor_frames(min(p, first)), 0 if late else 1, -slot.waiting_s), None
-    if slot.lead_s <= guard_s:
-        return _Ready(slot, _due_frames(slot.lead_s, p, policy, cost), 0, slot.lead_s), None
-    wanted = chunk_frames(slot.lead_s, p, interval_s, load, policy, cost)
+    if slot.lead_s <= turn_s:
+        return _Ready(slot, _due_frames(slot.lead_s, p, num_due, policy, cost), 0, slot.lead_s), None
+    wanted = chunk_frames(slot.lead_s - turn_s, p, interval_s, load, policy, cost)
     if p >= wanted or slot.closing:
         return _Ready(slot, floor_frames(min(p, max(wanted, 1))), 2, float(-p)), None
     if math.isinf(slot.lead_s):
         return None, None  # nobody listens: only a message can change anything
     # It goes when its lead no longer covers even the next larger chunk.
     larger = min(frames for frames in STEP_FRAMES if frames > p)
-    return None, max(slot.lead_s - _needed_s(larger, p, interval_s, cost), MIN_WAIT_S)
+    return None, max(slot.lead_s - turn_s - _needed_s(larger, p, interval_s, cost), MIN_WAIT_S)
 
 
-def _due_frames(lead_s: float, num_pending: int, policy: ChunkPolicy, cost: Cost) -> int:
-    """As much of a backlog as fits into its lead, or into the step that anybody may be in the way of."""
-    within_s = max(lead_s, policy.max_step_s)
+def _due_frames(lead_s: float, num_pending: int, num_due: int, policy: ChunkPolicy, cost: Cost) -> int:
+    """As much of a backlog as fits into its lead, or into the step that anybody may be in the way of,
+    shared by all who are due."""
+    within_s = max(lead_s, policy.max_step_s) / max(num_due, 1)
     most = min(num_pending, policy.max_frames)
     fitting = [frames for frames in STEP_FRAMES if frames <= most and cost.step_s(1, frames) <= within_s]
     return max(fitting, default=1)
