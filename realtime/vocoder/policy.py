@@ -68,7 +68,7 @@ class _Ready:
     slot: SlotView
     num_frames: int  # what it would like now
     urgency: int  # 0 due, 1 newcomer, 2 has slack
-    key: float  # order within its urgency, smallest first
+    key: tuple[float, float]  # order within its urgency, smallest first
 
 
 def plan(slots: Sequence[SlotView], interval_s: float, load: float, policy: ChunkPolicy, cost: Cost) -> Plan:
@@ -123,12 +123,12 @@ def _consider(
         if p < first and not slot.closing and slot.pending_s < deadline_s:
             return None, deadline_s - slot.pending_s
         late = slot.waiting_s > policy.first_audio_budget_s / 2
-        return _Ready(slot, floor_frames(min(p, first)), 0 if late else 1, -slot.waiting_s), None
+        return _Ready(slot, floor_frames(min(p, first)), 0 if late else 1, (-slot.waiting_s, 0.0)), None
     if slot.lead_s <= turn_s:
-        return _Ready(slot, _due_frames(slot.lead_s, p, num_due, policy, cost), 0, slot.lead_s), None
+        return _Ready(slot, _due_frames(slot.lead_s, p, num_due, policy, cost), 0, (slot.lead_s, 0.0)), None
     wanted = chunk_frames(slot.lead_s - turn_s, p, interval_s, load, policy, cost)
     if p >= wanted or slot.closing:
-        return _Ready(slot, floor_frames(min(p, max(wanted, 1))), 2, float(-p)), None
+        return _Ready(slot, floor_frames(min(p, max(wanted, 1))), 2, (-p, slot.lead_s)), None
     if math.isinf(slot.lead_s):
         return None, None  # nobody listens: only a message can change anything
     # It goes when its lead no longer covers even the next larger chunk.
