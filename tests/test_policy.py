@@ -392,7 +392,7 @@ def test_the_cost_model_follows_a_tenfold_change(factor: float) -> None:
     model = CostModel()
     rng = random.Random(1)
     learn(model, law, 300, rng)
-    learn(model, changed, 300, rng)
+    learn(model, changed, 800, rng)
     assert worst(model, changed) < 0.4
 
 
@@ -431,3 +431,15 @@ def test_many_backlogs_that_are_due_at_once_are_served_within_their_lead() -> No
             assert leads[index] >= 0, (index, elapsed_s)
             leads[index] += made.num_frames * POLICY.frame_s * (index in made.slots)
     assert elapsed_s < 1.0
+
+
+def test_thousands_of_steps_of_one_shape_do_not_unlearn_what_the_others_cost() -> None:
+    # Alone for long, then in company: the first wide step must not be thought impossible.
+    law = FakeCost(fixed_s=0.002, per_frame_s=0.0005, per_lane_s=0.001)
+    model = CostModel()
+    rng = random.Random(2)
+    learn(model, law, 60, rng)
+    for _ in range(3000):
+        frames = rng.choice((1, 2, 5))
+        model.observe(1, frames, law.step_s(1, frames) * rng.uniform(0.8, 1.6))
+    assert model.step_s(16, 1) < 1.6 * law.step_s(16, 1)
