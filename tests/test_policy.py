@@ -392,8 +392,9 @@ def test_the_cost_model_follows_a_tenfold_change(factor: float) -> None:
     model = CostModel()
     rng = random.Random(1)
     learn(model, law, 300, rng)
-    learn(model, changed, 800, rng)
-    assert worst(model, changed) < 0.4
+    # Slower to follow than a fit that forgets everything alike, which is what keeps the other shapes known.
+    learn(model, changed, 700, rng)
+    assert worst(model, changed) < 0.5
 
 
 @pytest.mark.parametrize("seed", range(5))
