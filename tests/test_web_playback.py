@@ -323,9 +323,16 @@ def test_a_quiet_network_starts_after_60_to_80_ms(open_page: Open) -> None:
 
     with ScriptedServer(script) as scripted:
         page = open_page(scripted.url)
-        assert page.js("playground.prebuffer.target_ms") == 60
-        page.js("[2, 3, 2, 33, 36, 2].forEach(ms => playground.prebuffer.addPing(ms))")
-        assert 60 < page.js("playground.prebuffer.target_ms") <= 80
+        # A buffer of its own: the page's has met this machine's pings.
+        quiet_ms, target_ms = page.js(
+            """(() => {
+                const buffer = new playground.prebuffer.constructor();
+                const quiet_ms = buffer.target_ms;
+                [2, 3, 2, 33, 36, 2].forEach(ms => buffer.addPing(ms));
+                return [quiet_ms, buffer.target_ms];
+            })()"""
+        )
+        assert quiet_ms == 60 and 60 < target_ms <= 80
 
 
 def test_8_streams_speak_in_parallel_and_each_plays_to_its_end(server: RealServer, open_page: Open) -> None:
