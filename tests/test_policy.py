@@ -116,12 +116,13 @@ def test_a_stream_waits_only_while_its_lead_covers_the_wait_and_the_step(
     larger = min(frames for frames in STEP_FRAMES if frames > pending)
     needed_s = (larger - pending) * interval_s + cost.step_s(1, larger) + cost.jitter_s
     assert lead_s >= needed_s
-    # ... and it wakes up when the line is reached, neither before nor later.
+    # ... and it wakes up when the line is reached, or the rest should have come: neither before nor later.
     if made.wait_s > MIN_WAIT_S:
         before = plan([slot(0, pending, lead_s - made.wait_s + 1e-6)], interval_s, load, POLICY, cost)
         assert not before.slots
-    again = plan([slot(0, pending, lead_s - made.wait_s - 1e-9)], interval_s, load, POLICY, cost)
-    assert again.slots
+    waited_s = made.wait_s + 1e-9
+    woken = slot(0, pending, lead_s - waited_s, pending_s=waited_s)
+    assert plan([woken], interval_s, load, POLICY, cost).slots
 
 
 def test_chunks_grow_with_load() -> None:
@@ -444,3 +445,11 @@ def test_thousands_of_steps_of_one_shape_do_not_unlearn_what_the_others_cost() -
         frames = rng.choice((1, 2, 5))
         model.observe(1, frames, law.step_s(1, frames) * rng.uniform(0.8, 1.6))
     assert model.step_s(16, 1) < 1.6 * law.step_s(16, 1)
+
+
+def test_frames_whose_company_does_not_come_are_not_kept_for_ever() -> None:
+    # A player that waits for more before it starts reports no progress: its lead stays where it is.
+    waiting = decide([slot(0, 3, 1.2, pending_s=0.01)], load=1.0)
+    assert not waiting.slots and waiting.wait_s is not None
+    later = decide([slot(0, 3, 1.2, pending_s=0.01 + waiting.wait_s + 5.0)], load=1.0)
+    assert later.slots == (0,) and later.num_frames == 2

@@ -127,13 +127,17 @@ def _consider(
     if slot.lead_s <= turn_s:
         return _Ready(slot, _due_frames(slot.lead_s, p, num_due, policy, cost), 0, (slot.lead_s, 0.0)), None
     wanted = chunk_frames(slot.lead_s - turn_s, p, interval_s, load, policy, cost)
-    if p >= wanted or slot.closing:
+    # By then the rest should have come: text is slow, or the row waits for its listener. A lead that
+    # does not shrink (a player that has not started) must not keep what is there.
+    late_s = 2 * wanted * interval_s + guard_s
+    if p >= wanted or slot.closing or slot.pending_s >= late_s:
         return _Ready(slot, floor_frames(min(p, max(wanted, 1))), 2, (-p, slot.lead_s)), None
     if math.isinf(slot.lead_s):
         return None, None  # nobody listens: only a message can change anything
     # It goes when its lead no longer covers even the next larger chunk.
     larger = min(frames for frames in STEP_FRAMES if frames > p)
-    return None, max(slot.lead_s - turn_s - _needed_s(larger, p, interval_s, cost), MIN_WAIT_S)
+    due_s = slot.lead_s - turn_s - _needed_s(larger, p, interval_s, cost)
+    return None, max(min(due_s, late_s - slot.pending_s), MIN_WAIT_S)
 
 
 def _due_frames(lead_s: float, num_pending: int, num_due: int, policy: ChunkPolicy, cost: Cost) -> int:
