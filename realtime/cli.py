@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         "say", help="speak a text without a server", description="Speaks a text into a WAV."
     )
     probe = commands.add_parser("probe", help="measure a server as a voice agent would")
-    bench = commands.add_parser("bench", help="measure what a feature costs, in interleaved pairs")
+    bench = commands.add_parser("bench", help="measure a server under load, or simulate one")
     say.set_defaults(run=say_command.main)
     say_command.add_arguments(say)
     probe.set_defaults(run=probe_command.main)

@@ -51,9 +51,11 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class VocoderConfig:
-    """`max_frames` of one stream are decoded in one step at most."""
+    """`max_frames` of one stream are decoded in one step at most while anybody listens. `whole`: nobody
+    does before the end, every utterance is made in large chunks (for files, and to compare with)."""
 
     max_frames: int = 25
+    whole: bool = False
 
     def __post_init__(self) -> None:
         _check("vocoder.max_frames", self.max_frames, 1, 100)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-FORGETTING = 0.95  # per direction: follows a change of load within tens of steps, ignores one hiccup
+FORGETTING = 0.98  # a step's weight halves after about 35 steps: follows load, ignores one hiccup
+FLOOR = 0.03  # steps' worth of trust that each weight keeps, so that it does not drift while unseen
 ERROR_WINDOW = 128
 MIN_JITTER_S = 0.005  # a shared machine is never more exact than this
 SHORTEST_S = 0.001
-FIRST_DOUBT = 1.0  # of the first weights, squared: any measurement outweighs them
 
 Vector = Sequence[float]
 
@@ -24,9 +24,8 @@ def _dot(a: Vector, b: Vector) -> float:
 class OnlineFit:
     """`took = weights . features`, no weight below zero, and how late it was at most in 95 of 100.
 
-    Forgetting is directional (Cao and Schwartz, 2000): a step makes room only for what it teaches, so
-    a thousand steps of one shape don't unlearn what the other shapes cost. Features should be of the
-    order of one.
+    What is known fades towards `FLOOR`, not to nothing: with plain forgetting a thousand steps of one
+    shape unlearn what the other shapes cost. Features should be of the order of one.
     """
 
     def __init__(self, weights: Vector) -> None:
@@ -34,8 +33,7 @@ class OnlineFit:
         self.jitter_s = MIN_JITTER_S
         self._raw = list(self.weights)
         size = range(len(weights))
-        self._known = [[float(i == j) / FIRST_DOUBT for j in size] for i in size]  # information ...
-        self._doubt = [[float(i == j) * FIRST_DOUBT for j in size] for i in size]  # ... and its inverse
+        self._known = [[FLOOR * (i == j) for j in size] for i in size]  # how well: the information matrix
         self._late: deque[float] = deque(maxlen=ERROR_WINDOW)
 
     def predict(self, features: Vector) -> float:
@@ -48,26 +46,28 @@ class OnlineFit:
         self.jitter_s = max(MIN_JITTER_S, sorted(self._late)[int(0.95 * (len(self._late) - 1))])
         # One outlier (a page fault, a busy neighbour) must not bend the fit: it counts as at most twice.
         took_s = min(took_s, 2 * expected_s + MIN_JITTER_S)
-        # Errors grow with what they are errors of: all steps count alike when each is measured by its own
-        # length.
-        scale = 1 / max(expected_s, SHORTEST_S)
-        self._learn([scale * x for x in features], scale * took_s)
-
-    def _learn(self, features: Vector, took_s: float) -> None:
-        known, doubt = self._known, self._doubt
         size = range(len(features))
-        known_x = [_dot(row, features) for row in known]
-        amount = _dot(known_x, features)
-        for i in size:  # forget along `features`
+        # Errors grow with what they are errors of: short steps count more.
+        trust = 1 / (1 + expected_s / SHORTEST_S)
+        for i in size:
             for j in size:
-                known[i][j] -= (1 - FORGETTING) * known_x[i] * known_x[j] / amount
-                doubt[i][j] += (1 / FORGETTING - 1) * features[i] * features[j] / amount
-        doubt_x = [_dot(row, features) for row in doubt]
-        scale = 1 + _dot(doubt_x, features)
-        error = took_s - _dot(self._raw, features)
-        for i in size:  # learn along it
-            self._raw[i] += doubt_x[i] / scale * error
-            for j in size:
-                known[i][j] += features[i] * features[j]
-                doubt[i][j] -= doubt_x[i] * doubt_x[j] / scale
+                faded = FORGETTING * self._known[i][j] + (1 - FORGETTING) * FLOOR * (i == j)
+                self._known[i][j] = faded + trust * features[i] * features[j]
+        error_s = took_s - _dot(self._raw, features)
+        gain = _solve(self._known, features)
+        self._raw = [w + g * trust * error_s for w, g in zip(self._raw, gain, strict=True)]
         self.weights = [max(weight, 0.0) for weight in self._raw]
+
+
+def _solve(matrix: Sequence[Vector], vector: Vector) -> list[float]:
+    """x of `matrix x = vector`, for a positive definite matrix of two or three rows."""
+    size = len(vector)
+    rows = [[*row, value] for row, value in zip(matrix, vector, strict=True)]
+    for i in range(size):
+        for k in range(i + 1, size):
+            factor = rows[k][i] / rows[i][i]
+            rows[k] = [x - factor * y for x, y in zip(rows[k], rows[i], strict=True)]
+    x = [0.0] * size
+    for i in reversed(range(size)):
+        x[i] = (rows[i][size] - sum(rows[i][j] * x[j] for j in range(i + 1, size))) / rows[i][i]
+    return x

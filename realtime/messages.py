@@ -53,6 +53,7 @@ class SpeechRequest:
     join_sentences: bool = False  # a delta starts a new sentence: a space is put between deltas
     priority: int = 5
     max_lead_s: float | None = None  # None: as fast as the engine can
+    whole: bool = False  # nobody listens before the end: made in large chunks, when others leave room
     replaces: tuple[StreamId, ...] = ()
 
 
@@ -94,6 +95,7 @@ class Prompt:
     priority: int = 5
     max_lead_s: float | None = None
     silence_ms: int = 0
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +149,20 @@ class Started:
 
     timing: Timing
     seed: int
+    priority: int = 5
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Frames:
     """One decode step: a frame, int16 [n, K], for each row that spoke. In the pace codebook stands how
-    many tokens the frame really finished."""
+    many tokens the frame really finished. `intervals_s`: how long each row took for it, without the time
+    it waited for text or its listener."""
 
     stream_ids: tuple[StreamId, ...]
     codes: npt.NDArray[np.int16]
     started: tuple[Started | None, ...]  # on a stream's first frame
+    intervals_s: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)

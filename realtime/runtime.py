@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sys
 import time
 from collections import deque
@@ -19,13 +20,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from realtime import models
+from realtime import metrics, models
+from realtime.admission import Admission
 from realtime.config import Config
 from realtime.engine.engine import Engine
 from realtime.engine.runner import ModelRunner
+from realtime.engine.scheduler import Pacing
 from realtime.errors import BadRequest, Draining, Overloaded, StageFailed, TTSError
 from realtime.messages import (
     Abort,
+    Audio,
     Closed,
     EngineMessage,
     Note,
@@ -35,11 +39,13 @@ from realtime.messages import (
     SpeechRequest,
     StreamEvent,
     StreamId,
+    Timing,
     Tokens,
     VocoderMessage,
 )
 from realtime.models.base import Bundle, ModelSpec
 from realtime.vocoder.policy import ChunkPolicy
+from realtime.vocoder.runner import CodecRunner
 from realtime.vocoder.vocoder import Vocoder
 from realtime.worker import Worker
 
@@ -62,20 +68,37 @@ class Flushed:
 
 
 class Permits:
-    """As many as there are rows and slots. Streams wait in the order of arrival; one that replaces
-    another gets that one's permit."""
+    """As many as there are rows and slots. Streams wait by priority and in the order of arrival; one
+    that replaces another gets that one's permit. Below the limit that admission sets they need not."""
 
     def __init__(self, count: int) -> None:
+        self.count = count
         self.free = count
+        self._reserve = 0  # kept free: the machine can't carry more now
         self._waiting: dict[StreamId, asyncio.Future[None]] = {}
+        self._priorities: dict[StreamId, int] = {}
 
-    async def take(self, stream_id: StreamId, wait_s: float) -> None:
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def is_free(self) -> bool:
+        return self.free > self._reserve
+
+    def set_limit(self, limit: int) -> None:
+        """How many may be held at once from now on."""
+        self._reserve = max(self.count - limit, 0)
+        self._grant()
+
+    async def take(self, stream_id: StreamId, wait_s: float, priority: int = 5) -> None:
         """Raises Overloaded after `wait_s`."""
-        if self.free > 0:  # then whoever waited has been granted one
+        if self.is_free:  # then whoever waited has been granted one
             self.free -= 1
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[stream_id] = granted
+        self._priorities[stream_id] = priority
         try:
             # Not wait_for: it may swallow a cancellation that comes in the turn of the grant.
             async with asyncio.timeout(wait_s):
@@ -90,17 +113,23 @@ class Permits:
             raise
         finally:
             self._waiting.pop(stream_id, None)
+            self._priorities.pop(stream_id, None)
 
     def __contains__(self, stream_id: StreamId) -> bool:
         """The stream waits for one, or was granted one that it has not taken yet."""
         return stream_id in self._waiting
 
     def give(self) -> None:
-        """Returns one: to whoever waits longest, else to the pool."""
-        for stream_id in list(self._waiting):
-            if self.give_to(stream_id):
-                return
+        """Returns one: to who waits with the highest priority, the longest of those, else to the pool."""
         self.free += 1
+        self._grant()
+
+    def _grant(self) -> None:
+        for stream_id in sorted(self._waiting, key=lambda stream_id: -self._priorities[stream_id]):
+            if not self.is_free:
+                return
+            if self.give_to(stream_id):
+                self.free -= 1
 
     def give_to(self, stream_id: StreamId) -> bool:
         """Hands one over, if that stream is waiting."""
@@ -127,11 +156,13 @@ class Stream:
         self._last_ended = -1
         self._pump: asyncio.Task[None] | None = None
         self.has_permit = False
+        self.granted_s = 0.0
+        self.trigger_s: float | None = None  # once it was heard
         self._in_ring = False
         self._cancelled = False
         self._held = False
         self._rest: str | None = None  # of a long text that is being fed in slices
-        self._error: TTSError | None = None
+        self.error: TTSError | None = None
         self.heir: StreamId | None = None  # the stream that gets this one's permit
 
     async def __aenter__(self) -> Stream:
@@ -206,8 +237,8 @@ class Stream:
             self.closed = True
             if self._pump is not None:
                 self._pump.cancel()  # no more of its text goes to the stages
-            if self._error is not None:
-                event = replace(event, reason="failed", error=self._error)
+            if self.error is not None:
+                event = replace(event, reason="failed", error=self.error)
         elif self._cancelled:
             return
         self._events.put_nowait(event)
@@ -256,7 +287,7 @@ class Stream:
                     await asyncio.sleep(0)
         except TTSError as error:
             if self._in_ring:
-                self._error = error
+                self.error = error
                 self.cancel()
             else:
                 self._runtime.leave(self, Closed(self.id, "failed", error))
@@ -276,7 +307,7 @@ class Stream:
         error = None if pump.cancelled() else pump.exception()
         if error is not None:
             logger.error("stream %d: text processing failed", self.id, exc_info=error)
-            self._error = StageFailed("text processing failed")
+            self.error = StageFailed("text processing failed")
             self.cancel()
 
     async def _deliver(self, messages: list[EngineMessage]) -> None:
@@ -284,7 +315,7 @@ class Stream:
             return
         if not self.has_permit:
             await self._runtime.take_permit(self)
-            self.has_permit = True
+            self._runtime.granted(self)
         entering, self._in_ring = not self._in_ring, True
         self._runtime.to_engine(*messages)
         if entering and self._held:
@@ -324,6 +355,8 @@ class Runtime:
         self.streams: dict[StreamId, Stream] = {}
         self.num_stale_events = 0
         self.permits = Permits(config.engine.max_streams)
+        self._num_open = 0  # permits that wait only for others to have started
+        self._starting: dict[StreamId, float] = {}  # not heard yet, and when the permit was granted
         self._load = load
         self._next_id = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -368,6 +401,8 @@ class Runtime:
             raise Draining("the server is about to stop and takes no new streams")
         self.check(request.voice, request.language)
         self._next_id += 1
+        if self.config.vocoder.whole:
+            request = replace(request, whole=True)
         stream = Stream(self, StreamId(self._next_id), request)
         self.streams[stream.id] = stream
         self._idle.clear()
@@ -395,7 +430,40 @@ class Runtime:
         self._engine_worker.put(*messages)
 
     async def take_permit(self, stream: Stream) -> None:
-        await self.permits.take(stream.id, self.config.engine.queue_s)
+        """Raises Overloaded: at once where the wait would be too long, else when it turned out to be."""
+        began_s = self.clock()
+        limit = self._update_limit()
+        if not self.permits.is_free and not any(old in self.streams for old in stream.request.replaces):
+            retry_s = self.admission.retry_s(self.permits.num_waiting, limit, self._num_open)
+            if retry_s is not None:
+                raise Overloaded(
+                    f"first audio would come later than after {self.admission.budget_s * 1000:.0f} ms",
+                    retry_after_ms=math.ceil(retry_s * 1000),
+                )
+        with metrics.STREAMS.labels("waiting").track_inprogress():
+            await self.permits.take(stream.id, self.config.engine.queue_s, stream.request.priority)
+        metrics.PERMIT_WAIT.observe(self.clock() - began_s)
+
+    def _update_limit(self) -> int:
+        """What the machine carries now; called whenever that may have changed."""
+        scheduler, now = self.engine.scheduler, self.clock()
+        most = self.admission.carried(scheduler.cost, self.vocoder.cost)
+        # One that has not been heard for so long waits for its text, and is not about to start.
+        recent_s = now - self.admission.budget_s
+        num_starting = sum(granted_s > recent_s for granted_s in self._starting.values())
+        num_held = self.permits.count - self.permits.free
+        self._num_open = 0 if self.admission.is_slow(scheduler.interval_s) else max(most - num_held, 0)
+        limit = self.admission.limit(num_held, num_starting, scheduler.interval_s, most)
+        self.permits.set_limit(limit)
+        return limit
+
+    def granted(self, stream: Stream) -> None:
+        """A stream has its permit from here on, until `_release`."""
+        stream.has_permit = True
+        stream.granted_s = self.clock()
+        if not stream.request.whole:  # that is not heard before its end
+            self._starting[stream.id] = stream.granted_s
+        metrics.STREAMS.labels("running").inc()
 
     def leave(self, stream: Stream, closed: Closed) -> None:
         """The end of a stream that the stages know nothing of."""
@@ -407,28 +475,55 @@ class Runtime:
             stream = self.streams.get(event.stream_id)
             if stream is None:
                 self.num_stale_events += 1
+                metrics.STALE_EVENTS.inc()
                 continue
+            if isinstance(event, Audio) and event.timing is not None:
+                self._heard(stream, event.timing)
             if isinstance(event, Closed):
                 del self.streams[event.stream_id]
                 if event.reason == "failed" and stream.has_permit:
                     # Where the vocoder failed, the engine still has it: its row goes before its permit.
                     self.to_engine(Abort(event.stream_id))
+                self._count(stream, event)
                 self._release(stream, event)
+                self._update_limit()
             stream.push(event)
         if not self.streams:
             self._idle.set()
 
+    def _heard(self, stream: Stream, timing: Timing) -> None:
+        """Its first sound is here."""
+        metrics.TTFA.observe(timing.first_pcm_s - timing.trigger_s)
+        stream.trigger_s = timing.trigger_s
+        if self._starting.pop(stream.id, None) is not None:
+            self.admission.heard(timing.first_pcm_s - stream.granted_s)
+            self._update_limit()
+
+    def _count(self, stream: Stream, closed: Closed) -> None:
+        metrics.CLOSED.labels(closed.reason).inc()
+        error = stream.error or closed.error
+        if error is not None:
+            metrics.ERRORS.labels(error.code).inc()
+        if stream.trigger_s is not None and closed.frames and closed.reason in ("done", "limit"):
+            metrics.RTF.observe((self.clock() - stream.trigger_s) / (closed.frames * self.spec.frame_s))
+
     def _release(self, stream: Stream, closed: Closed) -> None:
         """The permit goes back, or on to the stream that replaces this one: at once if it waits for
         it or is still collecting text."""
-        if not stream.has_permit or closed.quarantined:
+        if not stream.has_permit:
             return
+        metrics.STREAMS.labels("running").dec()
+        self._starting.pop(stream.id, None)
+        if closed.quarantined:
+            metrics.QUARANTINED.labels("slots").inc()
+            return
+        self.admission.returned(self.clock() - stream.granted_s)
         heir = self.streams.get(stream.heir) if stream.heir is not None else None
         if heir is not None and not heir.has_permit:
             if self.permits.give_to(heir.id):
                 return
             if heir.id not in self.permits:
-                heir.has_permit = True
+                self.granted(heir)
                 return
         self.permits.give()
 
@@ -447,7 +542,7 @@ class Runtime:
         spec = self.bundle.spec
         vocoder = Vocoder(
             spec,
-            self.bundle.decoder,
+            CodecRunner(spec, self.bundle.decoder, num_streams),
             num_streams,
             ChunkPolicy(spec.frame_s, max_frames=self.config.vocoder.max_frames),
             self._emit,
@@ -455,11 +550,22 @@ class Runtime:
         )
         self._vocoder_worker: Worker[VocoderMessage] = Worker("vocoder", vocoder)
         engine = Engine(
-            spec, ModelRunner(self.bundle, num_streams), num_streams, self._vocoder_worker.put, self.clock
+            spec,
+            ModelRunner(self.bundle, num_streams),
+            num_streams,
+            self._vocoder_worker.put,
+            self.clock,
+            Pacing(lambda: vocoder.first_frames),
         )
         self._engine_worker: Worker[EngineMessage] = Worker("engine", engine)
         self.engine, self.vocoder = engine, vocoder
+        self.admission = Admission(num_streams, self.config.engine.queue_s, spec.frame_s)
+        metrics.watch_stages(self._stages)
         self._warm_up()
+
+    def _stages(self) -> list[tuple[str, int, float]]:
+        workers = (self._engine_worker, self._vocoder_worker)
+        return [(worker.name, worker.depth, worker.cpu_s) for worker in workers]
 
     def _warm_up(self) -> None:
         """Sends made-up streams round the whole ring, alone and at full width, before any thread

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from typing import Generic, Protocol, TypeVar
 
 M = TypeVar("M")
@@ -40,6 +41,18 @@ class Worker(Generic[M]):
     @property
     def depth(self) -> int:
         return self._inbox.qsize()
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU time of the thread; 0 where it does not run or the system can't tell."""
+        number = self._thread.ident
+        if number is None or not self._thread.is_alive() or not hasattr(time, "pthread_getcpuclockid"):
+            return 0.0
+        return time.clock_gettime(time.pthread_getcpuclockid(number))
 
     def start(self) -> None:
         self._thread.start()

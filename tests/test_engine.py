@@ -27,6 +27,7 @@ from realtime.messages import (
     VocoderMessage,
 )
 from realtime.vocoder.policy import ChunkPolicy
+from realtime.vocoder.runner import CodecRunner
 from realtime.vocoder.vocoder import Vocoder
 
 
@@ -42,8 +43,9 @@ class Ring:
     events: list[StreamEvent] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        codec = CodecRunner(SPEC, self.decoder, self.num_rows)
         self.vocoder = Vocoder(
-            SPEC, self.decoder, self.num_rows, ChunkPolicy(SPEC.frame_s), self.events.extend, self.clock
+            SPEC, codec, self.num_rows, ChunkPolicy(SPEC.frame_s), self.events.extend, self.clock
         )
         self.engine = Engine(SPEC, self.runner, self.num_rows, self._hop, self.clock)
 

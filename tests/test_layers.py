@@ -22,14 +22,16 @@ MAY_IMPORT = {
     "messages": "errors",
     "words": "",
     "cost": "",
+    "metrics": "",
     "worker": "messages",
     "models": "errors messages text words",
-    "engine": "errors messages models.base",
-    "vocoder": "cost errors messages models.base",
+    "engine": "cost errors messages metrics models.base",
+    "vocoder": "cost errors messages metrics models.base",
+    "admission": "engine.cost vocoder.cost",
     "preprocess": "errors messages models.base",
     "narration": "messages models.base words",
-    "runtime": "config errors messages models engine vocoder preprocess worker",
-    "server": "config errors messages audio words narration models.base runtime",
+    "runtime": "admission config errors messages metrics models engine vocoder preprocess worker",
+    "server": "config errors messages metrics audio words narration models.base runtime",
     "server.fields": "errors",
     "server.wire": "errors server.fields",
     "server.settings": "errors messages audio server.fields",
@@ -39,13 +41,18 @@ MAY_IMPORT = {
     "wordcheck": "client",
     "subtitles": "errors words",
     "probe": "errors audio server.wire client wordcheck",
-    "bench": "errors client probe",
+    "baselines": "vocoder.policy",
+    "simulate": "admission engine.engine engine.row engine.scheduler messages models.base vocoder",
+    "plots": "errors",
+    "compare": "baselines errors plots simulate",
+    "pairs": "errors client probe",
+    "bench": "compare errors pairs plots client probe",
     "say": "config errors messages audio narration subtitles words runtime",
     "serve": "config errors runtime server",
     "cli": "*",
     "__main__": "cli",
 }
-COMPUTES = "models engine.sampler engine.runner engine.pool vocoder.vocoder preprocess.encoder runtime"
+COMPUTES = "models engine.sampler engine.runner engine.pool vocoder.runner preprocess.encoder runtime"
 LIGHT = ["client", "probe", "server.wire", "server.protocol", "server.settings", "server.events"]
 
 
@@ -117,6 +124,7 @@ def test_no_import_of_a_light_module_leads_to_torch(module: str) -> None:
 
 
 def test_client_and_protocol_start_without_torch() -> None:
-    modules = ", ".join(f"realtime.{name}" for name in LIGHT)
+    # The simulation knows both schedulers, which name tensors in types only.
+    modules = ", ".join(f"realtime.{name}" for name in [*LIGHT, "bench", "simulate"])
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -7,7 +7,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -20,10 +20,11 @@ from realtime.vocoder.policy import (
     ChunkPolicy,
     Cost,
     Plan,
+    Recent,
     SlotView,
-    chunk_frames,
     first_frames,
     plan,
+    wanted_frames,
 )
 
 FRAME_S = 0.08
@@ -39,6 +40,11 @@ class FakeCost:
     per_frame_s: float = 0.0005
     per_lane_s: float = 0.001
     jitter_s: float = 0.005
+    usual_width: float = 1.0
+
+    @property
+    def usual_s(self) -> float:
+        return self.step_s(1, 4)
 
     def step_s(self, width: int, num_frames: int) -> float:
         return self.fixed_s + num_frames * (self.per_frame_s + self.per_lane_s * width)
@@ -57,12 +63,25 @@ def slot(
     waiting_s: float = 0.0,
     pending_s: float = 0.0,
     closing: bool = False,
+    interval_s: float = INTERVAL_S,
+    jitter_s: float = 0.0,
+    priority: int = 5,
+    whole: bool = False,
 ) -> SlotView:
-    return SlotView(index, pending, lead_s, waiting_s, pending_s, closing)
+    return SlotView(
+        index, pending, lead_s, waiting_s, pending_s, closing, interval_s, jitter_s, priority, whole
+    )
 
 
-def decide(slots: Sequence[SlotView], *, load: float = 0.0, cost: Cost | None = None) -> Plan:
-    return plan(slots, INTERVAL_S, load, POLICY, cost or FakeCost())
+def decide(
+    slots: Sequence[SlotView],
+    *,
+    load: float = 0.0,
+    since_s: float = math.inf,
+    cost: Cost | None = None,
+    policy: ChunkPolicy = POLICY,
+) -> Plan:
+    return plan(slots, Recent(load, since_s), policy, cost or FakeCost())
 
 
 # ---- rule 1: the gap-free line
@@ -75,66 +94,116 @@ def decide(slots: Sequence[SlotView], *, load: float = 0.0, cost: Cost | None = 
 def test_chunks_ramp_up_as_fast_as_the_lead_allows(
     interval_s: float, step_s: float, chunks: list[int]
 ) -> None:
+    """A single stream on a busy vocoder: each chunk is the largest that its lead can wait for."""
     cost = flat(step_s)
-    sent = [first_frames(interval_s, POLICY, cost)]
-    lead_s = sent[0] * FRAME_S
+    first = first_frames(interval_s, step_s, POLICY)
+    sent, now, lead_s, pending = [first], 0.0, first * FRAME_S, 0
     while len(sent) < len(chunks):
-        frames = chunk_frames(lead_s, 0, interval_s, 1.0, POLICY, cost)
-        lead_s += frames * (FRAME_S - interval_s) - step_s
-        assert lead_s >= 0
-        sent.append(frames)
-    assert sent == chunks
+        pending += 1
+        now += interval_s
+        lead_s -= interval_s
+        made = decide([slot(0, pending, lead_s, interval_s=interval_s)], load=1.0, cost=cost)
+        if made.slots:
+            sent.append(made.num_frames)
+            lead_s += made.num_frames * FRAME_S - step_s
+            pending += round(step_s / interval_s) - made.num_frames
+            assert lead_s >= 0 and pending >= 0
+            pending = 0  # as the rule counts: nothing is pending when a chunk has been sent
+    assert [sizes <= most for sizes, most in zip(sent, chunks, strict=True)] == [True] * len(chunks)
+    assert sent[0] == chunks[0] and sent == sorted(sent)
 
 
 def test_a_first_chunk_covers_the_making_of_another() -> None:
     for interval_ms in range(5, 60, 5):
-        for step_ms in range(5, 100, 5):
-            interval_s, step_s = interval_ms / 1000, step_ms / 1000
-            frames = first_frames(interval_s, POLICY, flat(step_s))
-            needed = math.ceil(step_s / (FRAME_S - interval_s) - 1e-9)
-            assert frames == max(1, min(needed, 4))
-    assert first_frames(0.09, POLICY, flat(0.01)) == 4  # slower than sound: no chunk helps
+        for turn_ms in range(5, 150, 5):
+            interval_s, turn_s = interval_ms / 1000, turn_ms / 1000
+            frames = first_frames(interval_s, turn_s, POLICY)
+            if frames < 5:
+                assert frames * FRAME_S >= frames * interval_s + turn_s - 1e-9
+            assert frames == 1 or (frames - 1) * (FRAME_S - interval_s) < turn_s
+    assert first_frames(0.09, 0.01, POLICY) == 5  # slower than sound: no chunk helps
 
 
 @given(
     lead_s=st.floats(0, 3),
     pending=st.integers(1, 60),
     interval_s=st.floats(0.002, 0.07),
+    jitter_s=st.floats(0, 0.02),
     load=st.floats(0, 1),
     fixed_s=st.floats(0.0005, 0.03),
 )
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_a_stream_waits_only_while_its_lead_covers_the_wait_and_the_step(
-    lead_s: float, pending: int, interval_s: float, load: float, fixed_s: float
+    lead_s: float, pending: int, interval_s: float, jitter_s: float, load: float, fixed_s: float
 ) -> None:
     cost = FakeCost(fixed_s)
-    made = plan([slot(0, pending, lead_s)], interval_s, load, POLICY, cost)
+
+    def view(lead_s: float) -> SlotView:
+        return slot(0, pending, lead_s, interval_s=interval_s, jitter_s=jitter_s)
+
+    made = decide([view(lead_s)], load=load, cost=cost)
     if made.slots:
         assert made.num_frames in STEP_FRAMES and made.num_frames <= pending
         return
     assert made.wait_s is not None and made.wait_s > 0
     larger = min(frames for frames in STEP_FRAMES if frames > pending)
-    needed_s = (larger - pending) * interval_s + cost.step_s(1, larger) + cost.jitter_s
-    assert lead_s >= needed_s
-    # ... and it wakes up when the line is reached, or the rest should have come: neither before nor later.
+    missing = larger - pending
+    wait_s = missing * interval_s + math.sqrt(missing) * jitter_s
+    assert lead_s >= wait_s + cost.step_s(1, larger) + cost.jitter_s
+    # ... and it wakes up when the line is reached, neither before nor later.
     if made.wait_s > MIN_WAIT_S:
-        before = plan([slot(0, pending, lead_s - made.wait_s + 1e-6)], interval_s, load, POLICY, cost)
-        assert not before.slots
-    waited_s = made.wait_s + 1e-9
-    woken = slot(0, pending, lead_s - waited_s, pending_s=waited_s)
-    assert plan([woken], interval_s, load, POLICY, cost).slots
+        assert not decide([view(lead_s - made.wait_s + 1e-6)], load=load, cost=cost).slots
+    assert decide([view(lead_s - made.wait_s - 1e-9)], load=load, cost=cost).slots
+
+
+def test_the_step_that_somebody_else_may_get_counts_as_turnaround() -> None:
+    cost = flat(0.03)
+    alone, beside = [slot(0, 1, 0.055)], [slot(0, 1, 0.055), slot(1, 0, 5.0)]
+    assert decide(alone, load=1.0, cost=cost).slots == ()
+    assert decide(beside, load=1.0, cost=cost).slots == (0,)
+
+
+def test_a_step_with_slack_does_not_make_anybody_late_whose_frame_is_on_its_way() -> None:
+    cost = flat(0.03)
+    late_soon = slot(0, 0, 0.05)  # nothing pending: its frame comes within an interval
+    assert decide([late_soon, slot(1, 25, 3.0)], load=1.0, cost=cost).slots == ()
+    assert decide([slot(0, 0, 0.2), slot(1, 25, 3.0)], load=1.0, cost=cost).slots == (1,)
+
+
+def test_a_stream_that_stalls_for_text_holds_nobody_up() -> None:
+    cost = flat(0.03)
+    stalled = slot(0, 0, -7.0, pending_s=7.0)
+    assert decide([stalled, slot(1, 25, 3.0)], load=1.0, cost=cost).slots == (1,)
+    assert decide([stalled, slot(1, 3, 3.0, closing=True)], cost=cost).slots == (1,)
+    assert decide([stalled, slot(1, 9, closing=True, whole=True)], cost=cost).slots == (1,)
 
 
 def test_chunks_grow_with_load() -> None:
-    sizes = [chunk_frames(10.0, 0, INTERVAL_S, load, POLICY, FakeCost()) for load in (0.0, 0.5, 1.0)]
+    sizes = [wanted_frames(load, POLICY, FakeCost()) for load in (0.0, 0.5, 0.8, 1.0)]
     assert sizes == sorted(sizes) and sizes[-1] == 25 and sizes[0] < 16
+
+
+def test_the_fixed_cost_of_a_wanted_chunk_is_at_most_half_the_idle_share() -> None:
+    cost = FakeCost()
+    for load in (0.0, 0.3, 0.6):
+        frames = wanted_frames(load, POLICY, cost)
+        share = cost.fixed_s / (cost.fixed_s + frames * (cost.per_frame_s + cost.per_lane_s))
+        assert share <= (1 - load) / 2 or frames == POLICY.max_frames
 
 
 def test_the_largest_chunk_of_the_deployment_is_kept() -> None:
     policy = ChunkPolicy(FRAME_S, max_frames=8)
-    assert chunk_frames(10.0, 0, INTERVAL_S, 1.0, policy, FakeCost()) == 8
     for lead_s in (0.001, 10.0):
-        assert plan([slot(0, 60, lead_s)], INTERVAL_S, 1.0, policy, FakeCost()).num_frames <= 8
+        assert decide([slot(0, 60, lead_s)], load=1.0, policy=policy).num_frames <= 8
+
+
+def test_more_than_25_frames_only_where_nobody_listens() -> None:
+    whole = slot(0, 120, closing=True, whole=True)
+    assert decide([whole], cost=flat(0.02)) == Plan((0,), 100, 0.0)
+    assert decide([slot(0, 60, whole=True)]) == Plan((), 0, None), "it waits for more, without a timer"
+    beside = decide([whole, slot(1, 0, 9.0)], cost=flat(0.02))
+    assert beside.slots == (0,) and beside.num_frames <= 25
+    assert decide([whole, slot(1, 1, 0.01)], cost=flat(0.02)).slots[0] == 1
 
 
 # ---- waiting
@@ -149,11 +218,10 @@ def test_a_listener_who_holds_is_waited_for_without_a_time() -> None:
 
 
 def test_a_first_chunk_whose_frames_do_not_come_goes_as_it_is() -> None:
-    cost = flat(0.2)  # wants four frames
-    made = plan([slot(0, 1, pending_s=0.0)], INTERVAL_S, 0.0, POLICY, cost)
+    cost = flat(0.2)  # wants several frames
+    made = decide([slot(0, 1, pending_s=0.0)], cost=cost)
     assert made.slots == () and made.wait_s is not None
-    made = plan([slot(0, 1, pending_s=made.wait_s)], INTERVAL_S, 0.0, POLICY, cost)
-    assert made == Plan((0,), 1, 0.0)
+    assert decide([slot(0, 1, pending_s=made.wait_s)], cost=cost) == Plan((0,), 1, 0.0)
 
 
 def test_a_tail_is_an_ordinary_participant_and_is_not_waited_with() -> None:
@@ -170,12 +238,17 @@ def test_a_tail_is_an_ordinary_participant_and_is_not_waited_with() -> None:
 def test_due_streams_go_first_then_newcomers_then_the_longest_backlog() -> None:
     # A flat law: nobody is kept out for the time it costs.
     slots = [slot(0, 25, 9.0), slot(1, 8, 9.0), slot(2, 1, waiting_s=0.2), slot(3, 1, waiting_s=0.3)]
-    due = [slot(4, 1, 0.002), slot(5, 1, 0.001)]
+    due = [slot(4, 1, 0.006), slot(5, 1, 0.005)]
     cost = flat(0.01)
-    made = plan(slots + due, INTERVAL_S, 0.0, POLICY, cost)
-    assert made.slots[:2] == (5, 4)
-    assert plan(slots, INTERVAL_S, 0.0, POLICY, cost).slots[:2] == (3, 2)
-    assert plan(slots[:2], INTERVAL_S, 0.0, POLICY, FakeCost()).slots[0] == 0
+    assert decide(slots + due, cost=cost).slots[:2] == (5, 4)
+    assert decide(slots, cost=cost).slots[:2] == (3, 2)
+    assert decide(slots[:2]).slots[0] == 0
+
+
+def test_priority_comes_before_age_and_a_due_stream_before_priority() -> None:
+    newcomers = [slot(0, 1, waiting_s=0.3), slot(1, 1, waiting_s=0.1, priority=9)]
+    assert decide(newcomers, cost=flat(0.01)).slots == (1, 0)
+    assert decide([*newcomers, slot(2, 1, 0.01, priority=0)], cost=flat(0.01)).slots[0] == 2
 
 
 def test_a_newcomer_past_half_its_budget_goes_before_due_streams() -> None:
@@ -184,20 +257,57 @@ def test_a_newcomer_past_half_its_budget_goes_before_due_streams() -> None:
 
 
 def test_streams_with_slack_sit_out_when_they_cost_more_than_they_save() -> None:
-    slots = [slot(0, 1, 0.004), slot(1, 25, 9.0), slot(2, 25, 9.0)]
+    slots = [slot(0, 1, 0.02), slot(1, 25, 9.0), slot(2, 25, 9.0)]
     assert decide(slots, cost=FakeCost(fixed_s=0.0005, per_lane_s=0.004)).slots == (0,)
     assert decide(slots, cost=FakeCost(fixed_s=0.02, per_lane_s=0.0001)).slots == (0, 1, 2)
+
+
+def test_lanes_that_padding_makes_anyway_are_free() -> None:
+    policy = ChunkPolicy(FRAME_S, buckets=(4, 8))
+    cost = FakeCost(fixed_s=0.0005, per_lane_s=0.004)
+    slots = [slot(i, 1, 0.02 if i == 0 else 9.0) for i in range(12)]
+    assert len(decide(slots, cost=cost, policy=policy).slots) == 4
+    everybody = [slot(i, 25, 9.0) for i in range(12)]
+    assert len(decide(everybody, load=1.0, cost=flat(0.02), policy=policy).slots) == 8
 
 
 def test_a_step_of_slack_only_stays_short_enough_for_a_newcomer() -> None:
     made = decide([slot(i, 25, 9.0) for i in range(16)], load=1.0)
     cost = FakeCost()
-    assert len(made.slots) == 1 or cost.step_s(len(made.slots), made.num_frames) <= POLICY.max_step_s
+    longest_s = max(POLICY.max_step_s, cost.step_s(1, 25))
+    assert cost.step_s(len(made.slots), made.num_frames) <= longest_s
 
 
 def test_nobody_joins_with_fewer_frames_than_the_step_has() -> None:
-    made = decide([slot(0, 4, 0.001), slot(1, 3, 0.002), slot(2, 4, 0.003)], cost=flat(0.01))
+    made = decide([slot(0, 4, 0.021), slot(1, 3, 5.0), slot(2, 4, 0.022)], cost=flat(0.01))
     assert made == Plan((0, 2), 4, 0.0)
+
+
+def test_a_first_chunk_is_never_smaller_than_the_line_says() -> None:
+    cost = flat(0.04)  # a newcomer wants two frames: 80 ms of lead, 2 * 40 ms of turnaround
+    newcomer = slot(1, 2, waiting_s=0.1)
+    assert decide([slot(0, 1, 0.05), newcomer], cost=cost).slots == (0,)
+    assert decide([slot(0, 2, 0.05), newcomer], cost=cost) == Plan((0, 1), 2, 0.0)
+
+
+def test_with_a_crowd_steps_that_are_not_urgent_keep_a_distance_and_share() -> None:
+    crowd = [slot(i, 1, 5.0) for i in range(16)]
+    newcomer = slot(16, 1, waiting_s=0.05)
+    cost = FakeCost(fixed_s=0.02, per_frame_s=0.001, per_lane_s=0.0)
+    views = [*crowd, replace_pending(newcomer, 5)]
+    waiting = decide(views, since_s=0.01, cost=cost)
+    assert waiting.slots == () and waiting.wait_s is not None
+    distance_s = cost.fixed_s / POLICY.fixed_share
+    assert waiting.wait_s <= distance_s - 0.01 + 1e-9
+    assert 16 in decide(views, since_s=distance_s, cost=cost).slots
+    due = slot(17, 1, 0.02)
+    assert decide([*views, due], since_s=0.01, cost=cost).slots, "not when somebody is due"
+    few = [slot(0, 1, 5.0), replace_pending(newcomer, 5)]
+    assert decide(few, since_s=0.01, cost=cost).slots, "nor with hardly any company"
+
+
+def replace_pending(view: SlotView, pending: int) -> SlotView:
+    return replace(view, num_pending=pending)
 
 
 @given(
@@ -218,11 +328,9 @@ def test_nobody_joins_with_fewer_frames_than_the_step_has() -> None:
 )
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_every_plan_keeps_the_rules(drawn: list[SlotView], interval_s: float, load: float) -> None:
-    slots = [
-        SlotView(i, s.num_pending, s.lead_s, s.waiting_s, s.pending_s, s.closing) for i, s in enumerate(drawn)
-    ]
+    slots = [replace(s, index=i, interval_s=interval_s) for i, s in enumerate(drawn)]
     cost = FakeCost()
-    made = plan(slots, interval_s, load, POLICY, cost)
+    made = decide(slots, load=load, cost=cost)
     assert len(set(made.slots)) == len(made.slots)
     if not made.slots:
         assert made.wait_s is None or 0 < made.wait_s < math.inf
@@ -231,9 +339,10 @@ def test_every_plan_keeps_the_rules(drawn: list[SlotView], interval_s: float, lo
         assert all(slots[i].num_pending >= made.num_frames for i in made.slots)
     pending = [s for s in slots if s.num_pending]
     due = [s for s in pending if s.lead_s is not None and s.lead_s <= cost.step_s(1, 1)]
-    must_go = due + [s for s in pending if s.closing]
-    assert bool(made.slots) or not must_go
-    late = [s for s in pending if s.lead_s is None and s.waiting_s > 0.75]
+    assert bool(made.slots) or not due
+    # A tail waits only for somebody whose frame is on its way, and not without a time.
+    assert made.slots or made.wait_s is not None or not any(s.closing for s in pending)
+    late = [s for s in pending if s.lead_s is None and (s.waiting_s > 0.75 or s.pending_s > FRAME_S)]
     if due and not late:
         assert made.slots[0] in {s.index for s in due} or slots[made.slots[0]].lead_s is not None
 
@@ -262,7 +371,7 @@ def simulate(
     """Frames arrive on their own clock, one step runs at a time; time is only what they take."""
     events = [(stream.start_s, i) for i, stream in enumerate(streams)]
     heapq.heapify(events)
-    now = 0.0
+    now, began_s = 0.0, -math.inf
     busy: deque[tuple[float, float]] = deque()
 
     def arrive(until_s: float) -> None:
@@ -290,12 +399,15 @@ def simulate(
                 now - (stream.start_s if lead_s is None else stream.since_s),
                 now - stream.since_s,
                 stream.made == stream.num_frames,
+                interval_s,
+                0.2 * interval_s,
             )
             for i, stream in enumerate(streams)
             if stream.made and len(stream.heard) < stream.num_frames
         ]
-        made = plan(views, interval_s, load, POLICY, cost)
+        made = plan(views, Recent(load, now - began_s), POLICY, cost)
         if made.slots:
+            began_s = now
             took_s = cost.step_s(len(made.slots), made.num_frames)
             now += took_s
             busy.append((now, took_s))
@@ -393,9 +505,8 @@ def test_the_cost_model_follows_a_tenfold_change(factor: float) -> None:
     model = CostModel()
     rng = random.Random(1)
     learn(model, law, 300, rng)
-    # Slower to follow than a fit that forgets everything alike, which is what keeps the other shapes known.
-    learn(model, changed, 700, rng)
-    assert worst(model, changed) < 0.5
+    learn(model, changed, 500, rng)
+    assert worst(model, changed) < 0.4
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -433,23 +544,3 @@ def test_many_backlogs_that_are_due_at_once_are_served_within_their_lead() -> No
             assert leads[index] >= 0, (index, elapsed_s)
             leads[index] += made.num_frames * POLICY.frame_s * (index in made.slots)
     assert elapsed_s < 1.0
-
-
-def test_thousands_of_steps_of_one_shape_do_not_unlearn_what_the_others_cost() -> None:
-    # Alone for long, then in company: the first wide step must not be thought impossible.
-    law = FakeCost(fixed_s=0.002, per_frame_s=0.0005, per_lane_s=0.001)
-    model = CostModel()
-    rng = random.Random(2)
-    learn(model, law, 60, rng)
-    for _ in range(3000):
-        frames = rng.choice((1, 2, 5))
-        model.observe(1, frames, law.step_s(1, frames) * rng.uniform(0.8, 1.6))
-    assert model.step_s(16, 1) < 1.6 * law.step_s(16, 1)
-
-
-def test_frames_whose_company_does_not_come_are_not_kept_for_ever() -> None:
-    # A player that waits for more before it starts reports no progress: its lead stays where it is.
-    waiting = decide([slot(0, 3, 1.2, pending_s=0.01)], load=1.0)
-    assert not waiting.slots and waiting.wait_s is not None
-    later = decide([slot(0, 3, 1.2, pending_s=0.01 + waiting.wait_s + 5.0)], load=1.0)
-    assert later.slots == (0,) and later.num_frames == 2

@@ -430,18 +430,90 @@ def test_rows_decode_together_in_ascending_order_whatever_their_position() -> No
     assert [row.index for row in batch.rows] == [0, 1, 2]
 
 
-def test_never_two_prefills_in_a_row_while_somebody_decodes() -> None:
+def test_never_two_prefills_in_a_row_while_somebody_needs_its_frame() -> None:
     desk = Desk(num_rows=8)
     desk.tell(*utterance(1, 30))
+    desk.step()
     desk.step()
     for stream in range(2, 7):
         desk.tell(*utterance(stream, 5, num_rows=3))
     for _ in range(8):
         desk.step()
-    phases = [batch.phase for batch in desk.runner.batches[1:9]]
+    phases = [batch.phase for batch in desk.runner.batches[2:10]]
     assert phases.count("prefill") == 4 and ("prefill", "prefill") not in zip(
         phases, phases[1:], strict=False
     )
+
+
+def test_prefills_follow_each_other_while_the_leads_of_all_who_run_cover_them() -> None:
+    desk = Desk(num_rows=8, step_s=0.005)
+    desk.tell(*utterance(1, 60))
+    for _ in range(30):
+        desk.step()  # two seconds ahead
+    for stream in range(2, 7):
+        desk.tell(*utterance(stream, 5, num_rows=3))
+    phases = [batch.phase for _ in range(5) if isinstance(batch := desk.step(), Batch)]
+    assert phases.count("prefill") >= 3
+
+
+def test_a_long_prompt_is_read_in_parts_between_the_steps_of_a_stream_in_need() -> None:
+    desk = Desk(num_rows=4)
+    desk.tell(*utterance(1, 30))
+    desk.step()
+    desk.step()
+    desk.tell(*utterance(2, 5, num_rows=500))
+    for num_positions in (50, 200) * 20:
+        desk.scheduler.cost.observe_prefill(num_positions, 0.001 * num_positions)
+    parts: list[tuple[int, int]] = []
+    while not desk.num_frames(2):
+        batch = desk.step()
+        assert isinstance(batch, Batch)
+        if batch.phase == "prefill":
+            parts.append((batch.start, batch.end))
+    assert len(parts) > 3
+    assert [start for start, _ in parts] == [0, *(end for _, end in parts[:-1])] and parts[-1][1] == 500
+    phases = [batch.phase for batch in desk.runner.batches[2:8]]
+    assert ("prefill", "prefill") not in zip(phases, phases[1:], strict=False)
+    desk.run()
+    assert desk.of(2, Finish) and desk.of(1, Finish)
+
+
+def test_rows_far_ahead_sit_out_while_a_newcomer_makes_its_first_frames() -> None:
+    desk = Desk(num_rows=4, step_s=0.002)
+    desk.tell(*utterance(1, 60))
+    for _ in range(40):
+        desk.step()  # three seconds ahead, far more than its guard
+    desk.tell(*utterance(2, 10))
+    first, second, third = desk.step(), desk.step(), desk.step()
+    assert isinstance(first, Batch) and isinstance(second, Batch) and isinstance(third, Batch)
+    assert [[row.stream_id for row in batch.rows] for batch in (first, second, third)] == [[2], [2], [1, 2]]
+    assert "pace" in desk.scheduler.parked
+
+
+def test_nobody_sits_out_whose_lead_is_not_above_the_guard() -> None:
+    desk = Desk(num_rows=4, step_s=0.04)
+    desk.tell(*utterance(1, 60))
+    for _ in range(5):
+        desk.step()
+    desk.tell(*utterance(2, 10))
+    batch = desk.step()
+    assert isinstance(batch, Batch) and [row.stream_id for row in batch.rows] == [1, 2]
+
+
+def test_what_a_frame_took_leaves_out_the_wait_for_text_for_the_listener_and_for_others() -> None:
+    desk = Desk(step_s=0.01)
+    desk.tell(prompt(1), Tokens(StreamId(1), (100, 101, 102)))
+    desk.run()
+    desk.clock.advance(5.0)
+    desk.tell(Tokens(StreamId(1), (103, 104)))
+    desk.run()
+    desk.tell(Pace(StreamId(1), True, None, desk.clock()), Tokens(StreamId(1), (105, 106)))
+    desk.run()
+    desk.clock.advance(5.0)
+    desk.tell(Pace(StreamId(1), False, None, desk.clock()))
+    desk.run()
+    intervals = [m.intervals_s[0] for m in desk.sent if isinstance(m, Frames)]
+    assert len(intervals) > 5 and max(intervals) == pytest.approx(0.01)
 
 
 def test_prefills_go_by_priority_and_then_by_age_and_follow_each_other_when_nobody_decodes() -> None:
@@ -450,7 +522,8 @@ def test_prefills_go_by_priority_and_then_by_age_and_follow_each_other_when_nobo
     first, second = desk.step(), desk.step()
     assert isinstance(first, Batch) and isinstance(second, Batch)
     assert [first.rows[0].stream_id, first.phase] == [2, "prefill"]
-    assert second.phase == "decode"  # the first newcomer decodes by now
+    # Nobody hears the first one yet: the other one's prompt comes before its second frame.
+    assert [second.rows[0].stream_id, second.phase] == [1, "prefill"]
 
 
 def test_a_row_with_bad_numbers_fails_alone() -> None:

@@ -26,6 +26,7 @@ from realtime.messages import (
     Timing,
 )
 from realtime.vocoder.policy import STEP_FRAMES, ChunkPolicy
+from realtime.vocoder.runner import CodecRunner
 from realtime.vocoder.vocoder import Vocoder
 
 Frame = list[int]
@@ -46,8 +47,9 @@ class Booth:
 
     def __post_init__(self) -> None:
         self.decoder.on_decode = lambda width, frames: self.clock.advance(self.step_s)
+        codec = CodecRunner(SPEC, self.decoder, self.num_slots)
         self.vocoder = Vocoder(
-            SPEC, self.decoder, self.num_slots, ChunkPolicy(SPEC.frame_s), self.events.extend, self.clock
+            SPEC, codec, self.num_slots, ChunkPolicy(SPEC.frame_s), self.events.extend, self.clock
         )
 
     def frames(self, frames: dict[int, Frame], seeds: dict[int, int] | None = None) -> None:
@@ -64,7 +66,8 @@ class Booth:
         # In front of the codec's codes stands what the model says of the frame: here, its number.
         numbers = [[len(self.said[stream]) - 1, stream] for stream in frames]
         codes = np.array([[*number, *codes] for number, codes in zip(numbers, frames.values(), strict=True)])
-        self.handle(Frames(ids, codes.astype(np.int16), tuple(started)))
+        intervals_s = tuple(self.interval_s for _ in frames)
+        self.handle(Frames(ids, codes.astype(np.int16), tuple(started), intervals_s))
 
     def handle(self, message: Frames | Note | Pace | Finish | Drop) -> None:
         """As the worker does: what `handle` raises is told to `fail`."""
@@ -413,8 +416,13 @@ def test_any_walk_leaves_every_slot_free_and_every_finished_stream_whole(seed: i
 def test_the_time_between_frames_is_learned() -> None:
     booth = Booth(interval_s=0.031)
     booth.speak(1, 60, random.Random(0))
-    learned = booth.vocoder._interval_s
-    assert learned == pytest.approx(0.031, abs=0.012)
+    assert booth.vocoder.slots[StreamId(1)].interval.mean_s == pytest.approx(0.031, abs=0.001)
+    booth.interval_s = 0.011
+    booth.frames({2: [1, 2]})
+    for _ in range(30):
+        booth.frames({2: [1, 2]})
+    intervals = [slot.interval.mean_s for slot in booth.vocoder.slots.values()]
+    assert intervals == pytest.approx([0.031, 0.011], abs=0.002), "each stream has its own"
 
 
 def test_warming_up_leaves_nothing_behind() -> None:

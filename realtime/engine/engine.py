@@ -9,8 +9,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from realtime import metrics
 from realtime.engine.row import Row
-from realtime.engine.scheduler import Batch, Scheduler
+from realtime.engine.scheduler import Batch, Pacing, Scheduler
 from realtime.errors import StageFailed
 from realtime.messages import (
     Abort,
@@ -36,7 +37,8 @@ class Runner(Protocol):
 
 
 class Engine:
-    """`handle` and `step` are called by one thread only (or by a test, with no thread at all)."""
+    """`handle` and `step` are called by one thread only (or by a test, with no thread at all). `step` is
+    `begin`, the runner, `complete`: a simulation puts its own time in between."""
 
     def __init__(
         self,
@@ -45,12 +47,14 @@ class Engine:
         num_rows: int,
         to_vocoder: Callable[[VocoderMessage], None],
         clock: Callable[[], float] = time.monotonic,
+        pacing: Pacing | None = None,
     ) -> None:
-        self.scheduler = Scheduler(spec, num_rows)
+        self.scheduler = Scheduler(spec, num_rows, pacing)
         self._runner = runner
         self._to_vocoder = to_vocoder
         self._clock = clock
         self._running: Batch | None = None
+        self._began_s = 0.0
         self._handling: StreamId | None = None
 
     def handle(self, message: EngineMessage) -> None:
@@ -79,15 +83,31 @@ class Engine:
         self._flush()
 
     def step(self) -> float | None:
-        batch, wait_s = self.scheduler.next(self._clock())
-        if batch is None:
-            return wait_s
-        self._running = batch
+        batch = self.begin()
+        if not isinstance(batch, Batch):
+            return batch
         codes, ok = self._runner.run(batch, [self.scheduler.allows_eos(row) for row in batch.rows])
-        self.scheduler.commit(batch, codes, ok, self._clock())
+        self.complete(batch, codes, ok)
+        return 0.0
+
+    def begin(self) -> Batch | float | None:
+        """The step to run now; or the seconds after which to ask again, None if only a message can
+        change anything."""
+        self._began_s = self._clock()
+        batch, wait_s = self.scheduler.next(self._began_s)
+        self._running = batch
+        return wait_s if batch is None else batch
+
+    def complete(self, batch: Batch, codes: npt.NDArray[np.int64], ok: npt.NDArray[np.bool_]) -> None:
+        """What the model answered: codes [n, K] and ok [n]."""
+        now = self._clock()
+        self.scheduler.learn(batch, now - self._began_s)
+        metrics.ENGINE_STEP.labels(batch.phase).observe(now - self._began_s)
+        if batch.phase == "decode":
+            metrics.ENGINE_ROWS.observe(len(batch.rows))
+        self.scheduler.commit(batch, codes, ok, now)
         self._running = None
         self._flush()
-        return 0.0
 
     def fail(self, error: Exception) -> None:
         """The step, or a message, raised: its streams are closed, their rows are free, the others go
@@ -106,6 +126,8 @@ class Engine:
         """Nothing outlives the thread."""
 
     def _flush(self) -> None:
+        while self.scheduler.parked:
+            metrics.ENGINE_PARKED.labels(self.scheduler.parked.pop()).inc()
         outbox, self.scheduler.outbox = self.scheduler.outbox, []
         for message in outbox:
             self._to_vocoder(message)

@@ -24,6 +24,7 @@ class Segment:
     frames_before: int = 0  # of such parts
     tokens: list[int] = field(default_factory=list)
     closed: bool = False
+    num_prefilled: int = 0  # positions of `inputs` that are in the KV
     spoken: int = 0
     num_frames: int = 0
     frames_after_text: int = 0
@@ -34,7 +35,7 @@ class Segment:
         return self.silence_ms > 0 or (self.closed and not self.tokens and not self.inputs.shape[0])
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Row:
     """A stream in the decode-state pool, at `index`."""
 
@@ -55,6 +56,9 @@ class Row:
     text_pads: int = 0
     starved_since_s: float | None = None
     first_frame_s: float | None = None
+    whole: bool = False  # nobody listens before the end
+    is_parked: bool = True  # could not run, or was not let, when it was last looked at
+    since_s: float = 0.0  # since when it works on its next frame
     played: tuple[float, float] | None = None  # reported play position and when, seconds
 
     def lead_s(self, now: float, frame_s: float) -> float:

@@ -34,6 +34,11 @@ class ModelRunner:
         self, batch: Batch, allow_eos: Sequence[bool]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """One frame per row: codes [n, K] and ok [n]."""
+        if batch.is_partial:
+            (row,) = batch.rows
+            part = torch.from_numpy(row.segments[0].inputs[batch.start : batch.end].astype(np.int64))
+            self._backbone.prefill(part, self._kv, row.index, batch.start)
+            return np.zeros((0, self.spec.num_codebooks), np.int64), np.zeros(0, np.bool_)
         rows = list(batch.rows)
         num_rows = len(rows)
         eos = list(allow_eos)
@@ -50,9 +55,9 @@ class ModelRunner:
         )
         if batch.phase == "prefill":
             (row,) = batch.rows
-            inputs = torch.from_numpy(row.segments[0].inputs.astype(np.int64))
-            hidden = self._backbone.prefill(inputs, self._kv, row.index, 0).expand(len(rows), -1)
-            row.position = inputs.shape[0] - 1
+            inputs = torch.from_numpy(row.segments[0].inputs[batch.start :].astype(np.int64))
+            hidden = self._backbone.prefill(inputs, self._kv, row.index, batch.start).expand(len(rows), -1)
+            row.position = batch.end - 1
         else:
             text = self.spec.text
             inputs = torch.tensor([[*window_ids(row.segments[0], text), *row.codes] for row in rows])

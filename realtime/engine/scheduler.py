@@ -1,19 +1,23 @@
 """Who prefills, who decodes, who parks. Plain Python over plain values: no torch, no clock of its own.
 
 A row is never run on a guess: it parks until the text that its next frame needs is known, and goes
-on when it comes. What happens at a place in a stream (a segment ended, text ran out, a pause) is
-told as a Note that carries the number of frames before it.
+on when it comes. While newcomers make their first frames, rows that are far ahead of their listeners
+sit out: a step costs less the fewer rows it has. What happens at a place in a stream (a segment ended,
+text ran out, a pause) is told as a Note that carries the number of frames before it.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from realtime.engine.cost import StepCost
 from realtime.engine.row import Row, Segment
 from realtime.errors import StageFailed
 from realtime.messages import (
@@ -34,25 +38,50 @@ from realtime.messages import (
 from realtime.models.base import ModelSpec
 
 MAX_FRAMES_AFTER_TEXT = 12  # of one segment, once all its tokens are spoken
+INTERVAL_MEMORY = 0.95  # about the last twenty steps
+MIN_PREFILL_POSITIONS = 16  # a smaller part would cost about as much
+
+
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """How far ahead of its listener a row must be to sit out while newcomers start: its lead covers the
+    making of a largest chunk, and `turnaround_s`, what it then takes to become sound (a vocoder step in
+    flight and its own). A row is a newcomer until the vocoder's first chunk of it is full; that has
+    `first_frames()` frames."""
+
+    first_frames: Callable[[], int] = lambda: 2
+    chunk_frames: int = 25
+    turnaround_s: float = 0.12
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows in ascending order that make their next frame together (prefill: a single one)."""
+    """Rows in ascending order that make their next frame together. A prefill has a single one and takes
+    positions `start` .. `end`-1 of its prompt; only the last part makes a frame."""
 
     rows: tuple[Row, ...]
     phase: Literal["prefill", "decode"]
+    start: int = 0
+    end: int = 0
+
+    @property
+    def is_partial(self) -> bool:
+        return self.phase == "prefill" and self.end < self.rows[0].segments[0].inputs.shape[0]
 
 
 class Scheduler:
     """Owns the rows. `next` chooses, `commit` books what the model answered; both only talk to the
     rest of the world through `outbox`, vocoder messages in the order in which they must be sent."""
 
-    def __init__(self, spec: ModelSpec, num_rows: int) -> None:
+    def __init__(self, spec: ModelSpec, num_rows: int, pacing: Pacing | None = None) -> None:
         self.spec = spec
         self.num_rows = num_rows
+        self.pacing = pacing or Pacing()
+        self.cost = StepCost()
+        self.interval_s = 0.0  # between two frames of a running row, of late
         self.rows: dict[StreamId, Row] = {}
         self.outbox: list[VocoderMessage] = []
+        self.parked: list[str] = []  # why rows left the batch, since somebody looked
         self._free = list(range(num_rows))
         self._prefilled_last = False
 
@@ -78,6 +107,7 @@ class Scheduler:
                 prompt.max_lead_s,
                 Timing(prompt.trigger_s, admit_s=now, prefill_s=now),
                 self.spec.first_codes,
+                whole=prompt.whole,
             )
             self.rows[prompt.stream_id] = row
         elif row.segments and not row.segments[-1].closed:
@@ -133,29 +163,78 @@ class Scheduler:
         for row in self.rows.values():
             segment = row.segments[0] if row.segments else None
             if segment is None or row.held:
+                self._park(row, "hold" if row.held else "text")
                 continue
             if not self._text_known(segment):
+                self._park(row, "text")
                 if segment.num_frames and row.starved_since_s is None:
                     row.starved_since_s = now
                 continue
             ahead_s = self._over_lead_s(row, now)
             if ahead_s > 0:
+                self._park(row, "lead")
                 wait_s = ahead_s if wait_s is None else min(wait_s, ahead_s)
-            elif segment.inputs.shape[0] and not segment.num_frames:
+            elif segment.inputs.shape[0] > segment.num_prefilled:
                 prefill.append(row)
             else:
                 decode.append(row)
-        # Never two prefills in a row while somebody decodes: newcomers must not cause a gap.
-        if prefill and not (self._prefilled_last and decode):
-            self._prefilled_last = True
-            first = min(prefill, key=lambda row: (-row.priority, row.stream_id))
-            return Batch((first,), "prefill"), None
-        self._prefilled_last = False
-        if not decode:
+        batch = self._prefill(prefill, decode, now) if prefill else None
+        self._prefilled_last = batch is not None
+        if batch is None and decode:
+            running = self._paced(decode, now)
+            for row in running:
+                self._note_starved(row, now)
+            batch = Batch(tuple(sorted(running, key=lambda row: row.index)), "decode")
+        if batch is None:
             return None, wait_s
+        for row in batch.rows:
+            if row.is_parked:
+                row.is_parked = False
+                row.since_s = now
+        return batch, None
+
+    def _prefill(self, prefill: Sequence[Row], decode: Sequence[Row], now: float) -> Batch | None:
+        """As much of the first newcomer's prompt as the most urgent running row's slack covers. Between
+        two decode steps there is always some: about as long as one of them, when nobody has slack."""
+        first = min(prefill, key=lambda row: (-row.priority, row.stream_id))
+        segment = first.segments[0]
+        missing = segment.inputs.shape[0] - segment.num_prefilled
+        if decode:
+            step_s = self.cost.decode_s(len(decode))
+            slack_s = min((self._slack_s(row, now) for row in decode), default=0.0) - step_s
+            if self._prefilled_last and slack_s < self.cost.prefill_s(missing):
+                return None
+            within = self.cost.positions_within(max(slack_s, step_s))
+            missing = min(missing, max(within, MIN_PREFILL_POSITIONS))
+        return Batch((first,), "prefill", segment.num_prefilled, segment.num_prefilled + missing)
+
+    def _park(self, row: Row, why: str) -> None:
+        if not row.is_parked:
+            row.is_parked = True
+            self.parked.append(why)
+
+    def _slack_s(self, row: Row, now: float) -> float:
+        """How long a row's next frame may take. With a single frame it is hardly heard yet, but may be at
+        any moment: then its first frame's length is the bound."""
+        if row.whole:
+            return math.inf
+        turnaround_s = self.pacing.turnaround_s if row.num_frames > 1 else 0.0
+        return row.lead_s(now, self.spec.frame_s) - turnaround_s
+
+    def _paced(self, decode: list[Row], now: float) -> list[Row]:
+        """While somebody makes its first frames, without the rows that are far ahead of their listeners."""
+        pacing, first = self.pacing, self.pacing.first_frames()
+        if all(row.num_frames >= first for row in decode):
+            return decode
+        enough_s = pacing.chunk_frames * self.cost.decode_s(len(decode)) + pacing.turnaround_s
+        running = []
         for row in decode:
-            self._note_starved(row, now)
-        return Batch(tuple(sorted(decode, key=lambda row: row.index)), "decode"), None
+            far = row.num_frames >= first and row.lead_s(now, self.spec.frame_s) > enough_s
+            if far and not row.whole:
+                self._park(row, "pace")
+            else:
+                running.append(row)
+        return running
 
     def allows_eos(self, row: Row) -> bool:
         """The end of speech may come when the last token is being spoken and two frames are out."""
@@ -179,13 +258,25 @@ class Scheduler:
 
     # ---- what came of it
 
+    def learn(self, batch: Batch, took_s: float) -> None:
+        """How long the batch took, from when it was chosen to when its numbers were there."""
+        if batch.phase == "decode":
+            self.cost.observe_decode(len(batch.rows), took_s)
+        else:
+            self.cost.observe_prefill(batch.end - batch.start, took_s)
+
     def commit(
         self, batch: Batch, codes: npt.NDArray[np.int64], ok: npt.NDArray[np.bool_], now: float
     ) -> None:
         """Books a frame [n, K] for each row of the batch: text moves on, segments and streams end."""
+        if batch.phase == "prefill":
+            batch.rows[0].segments[0].num_prefilled = batch.end
+            if batch.is_partial:
+                return
         spoke: list[int] = []
         finished: list[int] = []
         started: list[Started | None] = []
+        intervals_s: list[float] = []
         settled: list[Row] = []
         for i, row in enumerate(batch.rows):
             if not ok[i]:
@@ -200,11 +291,15 @@ class Scheduler:
                 spoke.append(i)
                 finished.append(num_finished)
                 started.append(self._started(row, now) if row.num_frames == 1 else None)
+                intervals_s.append(now - row.since_s)
+            row.since_s = now
         if spoke:
+            interval_s = sum(intervals_s) / len(intervals_s)
+            self.interval_s = INTERVAL_MEMORY * self.interval_s + (1 - INTERVAL_MEMORY) * interval_s
             ids = tuple(batch.rows[i].stream_id for i in spoke)
             frames = codes[spoke].astype(np.int16)
             frames[:, self.spec.text.pace_codebook] = finished
-            self.outbox.append(Frames(ids, frames, tuple(started)))
+            self.outbox.append(Frames(ids, frames, tuple(started), tuple(intervals_s)))
         for row in settled:  # after the frames: nothing may follow a Finish
             limit = row.sampling.max_frames
             if limit is not None and row.num_frames >= limit:
@@ -302,4 +397,4 @@ class Scheduler:
     def _started(self, row: Row, now: float) -> Started:
         row.first_frame_s = now
         row.timing = replace(row.timing, first_frame_s=now)
-        return Started(row.timing, row.sampling.seed)
+        return Started(row.timing, row.sampling.seed, row.priority, row.whole)

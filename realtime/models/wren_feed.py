@@ -228,6 +228,7 @@ class WrenFeed:
             priority=self._request.priority,
             max_lead_s=self._request.max_lead_s,
             silence_ms=segment.silence_ms,
+            whole=self._request.whole,
         )
 
 

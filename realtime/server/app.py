@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from realtime import __version__
+from realtime import __version__, metrics
 from realtime.config import ServerConfig
 from realtime.runtime import Runtime
 from realtime.server.session import Session
@@ -43,6 +43,7 @@ class App:
             *page_routes(otherwise=self._about),
             Route("/healthz", self._health),
             Route("/readyz", self._ready),
+            Route("/metrics", self._metrics),
             Route("/v1/models", self._models),
             WebSocketRoute(STREAM_PATH, self._stream),
         ]
@@ -82,6 +83,12 @@ class App:
             return JSONResponse({"status": "ready"})
         status = "draining" if self._runtime.draining else "loading"
         return JSONResponse({"status": status}, 503, {"Retry-After": str(RETRY_AFTER_S)})
+
+    async def _metrics(self, request: Request) -> Response:
+        """For Prometheus."""
+        if not _same_token(self._config.token, auth_token([], request.query_params, request.headers)):
+            return JSONResponse({"error": "unauthorized"}, 401)
+        return Response(metrics.exposition(), media_type=metrics.CONTENT_TYPE)
 
     async def _models(self, request: Request) -> Response:
         if not _same_token(self._config.token, auth_token([], request.query_params, request.headers)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -10,13 +11,38 @@ import numpy.typing as npt
 
 from realtime.messages import Finish, Note, StreamId, Timing
 
+OWN_MEMORY = 0.9  # about the last ten frames: a batch changes its width within that many
+COMMON_MEMORY = 0.99  # of all streams together: a few frames of each
+P95 = 2.0  # mean absolute errors: 1.65 standard deviations, each of 1.25 mean absolute ones
 
-@dataclass(slots=True)
+
+class Interval:
+    """Seconds between two frames of a running stream, and how much longer one in twenty is."""
+
+    def __init__(self, mean_s: float, error_s: float = 0.0, memory: float = OWN_MEMORY) -> None:
+        self.mean_s = mean_s
+        self.error_s = error_s
+        self._memory = memory
+
+    @property
+    def jitter_s(self) -> float:
+        return P95 * self.error_s
+
+    def observe(self, took_s: float) -> None:
+        keep, learn = self._memory, 1 - self._memory
+        self.error_s = keep * self.error_s + learn * abs(took_s - self.mean_s)
+        self.mean_s = keep * self.mean_s + learn * took_s
+
+
+@dataclass(slots=True, eq=False)
 class Slot:
     stream_id: StreamId
     index: int
     timing: Timing
     opened_s: float
+    interval: Interval
+    priority: int = 5
+    whole: bool = False
     pending: deque[npt.NDArray[np.int16]] = field(default_factory=deque)  # [C] each
     notes: deque[Note] = field(default_factory=deque)
     finish: Finish | None = None
@@ -26,6 +52,7 @@ class Slot:
     oldest_pending_s: float = 0.0  # when the oldest pending frame came
     held: bool = False
     played: tuple[float, float] | None = None  # reported play position and when, seconds
+    min_lead_s: float = math.inf  # of all chunks after the first, before they were sent
 
     def lead_s(self, now: float, frame_s: float) -> float | None:
         """Seconds of audio sent ahead of the listener; None before the first audio, and nobody is

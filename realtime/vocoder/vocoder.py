@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
+from realtime import metrics
 from realtime.errors import StageFailed, TTSError
 from realtime.messages import (
     Audio,
@@ -27,15 +29,40 @@ from realtime.messages import (
     StreamId,
     VocoderMessage,
 )
-from realtime.models.base import CodecDecoder, ModelSpec
+from realtime.models.base import ModelSpec
 from realtime.vocoder.cost import CostModel
-from realtime.vocoder.policy import STEP_FRAMES, ChunkPolicy, SlotView, plan
-from realtime.vocoder.slot import Slot
+from realtime.vocoder.policy import (
+    STEP_FRAMES,
+    ChunkPolicy,
+    Planner,
+    Recent,
+    SlotView,
+    first_frames,
+    plan,
+)
+from realtime.vocoder.slot import COMMON_MEMORY, Interval, Slot
 
 LOAD_WINDOW_S = 1.0
-RUNNING_SHARE = 0.75  # of a frame's length: frames of a running stream come closer together than that
+FIRST_INTERVAL_SHARE = 0.25  # of a frame's length, before anything is known
 
 logger = logging.getLogger(__name__)
+
+
+class Codec(Protocol):
+    """A CodecRunner is one."""
+
+    def reset(self, slot: int, seed: int) -> None: ...
+
+    def run(self, frames: npt.NDArray[np.int64], slots: list[int]) -> list[npt.NDArray[np.float32]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A step that has begun: frames [n, T, K] of `slots`."""
+
+    slots: tuple[Slot, ...]
+    frames: npt.NDArray[np.int64]
+    began_s: float
 
 
 class Vocoder:
@@ -43,39 +70,48 @@ class Vocoder:
 
     A slot opens on a stream's first frames and is free again when `Closed` leaves. The codec state
     of a slot is reset before it is used; if that fails, the slot is never used again and `Closed`
-    says so.
+    says so. `step` is `begin`, the codec, `complete`: a simulation puts its own time in between.
     """
 
     def __init__(
         self,
         spec: ModelSpec,
-        decoder: CodecDecoder,
+        codec: Codec,
         num_slots: int,
         policy: ChunkPolicy,
         emit: Callable[[list[StreamEvent]], None],
         clock: Callable[[], float] = time.monotonic,
+        planner: Planner = plan,
     ) -> None:
         self.spec = spec
         self.slots: dict[StreamId, Slot] = {}
         self.cost = CostModel()
         self.num_steps = 0
         self.quarantined: list[int] = []
-        self._decoder = decoder
-        self._state: Any = decoder.new_state(num_slots)
+        self._codec = codec
         self._free = list(range(num_slots))
         self._policy = policy
         self._emit = emit
         self._clock = clock
-        self._interval_s = policy.frame_s / 4
-        self._last_frames: tuple[float, frozenset[StreamId]] = (0.0, frozenset())
+        self._planner = planner
+        # Of all streams: a new one's is like it.
+        self._interval = Interval(policy.frame_s * FIRST_INTERVAL_SHARE, memory=COMMON_MEMORY)
         self._busy_s = 0.0  # of the last LOAD_WINDOW_S, decayed
         self._busy_at_s = clock()
-        self._decoding: list[Slot] = []
+        self._began_s = -math.inf  # the last step
+        self._decoding: tuple[Slot, ...] = ()
         self._events: list[StreamEvent] = []
 
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    @property
+    def first_frames(self) -> int:
+        """How many frames a stream's first chunk would have now; other threads may ask."""
+        interval = self._interval
+        turn_s = self.cost.usual_s + self.cost.step_s(1, 1) + self.cost.jitter_s + interval.jitter_s
+        return first_frames(interval.mean_s, turn_s, self._policy)
 
     def handle(self, message: VocoderMessage) -> None:
         match message:
@@ -112,22 +148,62 @@ class Vocoder:
         self._send()
 
     def step(self) -> float | None:
+        work = self.begin()
+        if not isinstance(work, Work):
+            return work
+        self.complete(work, self._codec.run(work.frames, [slot.index for slot in work.slots]))
+        return 0.0
+
+    def begin(self) -> Work | float | None:
+        """Takes the frames of the step to run now; or the seconds after which to ask again, None if
+        only a message can change anything."""
         now = self._clock()
         views = [self._view(slot, now) for slot in self.slots.values()]
-        chosen = plan(views, self._interval_s, self._load(now), self._policy, self.cost)
+        recent = Recent(self.load(now), now - self._began_s)
+        chosen = self._planner(views, recent, self._policy, self.cost)
         if not chosen.slots:
             return chosen.wait_s
         by_index = {slot.index: slot for slot in self.slots.values()}
-        self._decoding = [by_index[index] for index in chosen.slots]
-        self._decode(chosen.num_frames)
-        self._decoding = []
+        self._began_s = now
+        self._decoding = tuple(by_index[index] for index in chosen.slots)
+        for slot in self._decoding:
+            if slot.num_decoded == 0:
+                slot.timing = replace(slot.timing, chunk_full_s=now)
+        taken = [[slot.pending.popleft() for _ in range(chosen.num_frames)] for slot in self._decoding]
+        return Work(self._decoding, np.array(taken, np.int64), now)
+
+    def complete(self, work: Work, pcm: Sequence[npt.NDArray[np.float32]]) -> None:
+        """Hands out the sound [T * hop, channels] of each slot of the step."""
+        self._decoding = ()
+        now = self._clock()
+        num_frames = work.frames.shape[1]
+        self._account(work.began_s, now, len(work.slots), num_frames)
+        marks = work.frames[..., : self.spec.codec_codebooks.start].astype(np.int16)
+        for slot, sound, marked in zip(work.slots, pcm, marks, strict=True):
+            if self.slots.get(slot.stream_id) is not slot:
+                continue  # dropped while its step ran
+            timing = None
+            lead_s = slot.lead_s(now, self._policy.frame_s)
+            if lead_s is not None and lead_s < math.inf and not slot.whole:
+                slot.min_lead_s = min(slot.min_lead_s, lead_s)
+                metrics.VOCODER_SLACK.observe(lead_s)
+                metrics.UNDERRUNS.inc(lead_s < 0)
+            if slot.first_sent_s is None:
+                slot.first_sent_s = now
+                timing = replace(slot.timing, first_pcm_s=now)
+            slot.catch_up(now, self._policy.frame_s)
+            if not slot.pending:
+                slot.oldest_pending_s = now
+            self._events.append(Audio(slot.stream_id, sound, marked, slot.num_decoded, timing))
+            slot.num_decoded += num_frames
+            self._tell(slot)
+            self._close_if_drained(slot)
         self._send()
-        return 0.0
 
     def fail(self, error: Exception) -> None:
         """Closes the streams of the step that raised."""
         failure = StageFailed("the vocoder failed on this step")
-        decoding, self._decoding = self._decoding, []
+        decoding, self._decoding = self._decoding, ()
         for slot in decoding:
             if self.slots.get(slot.stream_id) is slot:
                 self._close(slot, "failed", failure, 0)
@@ -144,32 +220,36 @@ class Vocoder:
             for frames in STEP_FRAMES[:6]:
                 for repeat in range(2):
                     for index in slots[:width]:
-                        self._decoder.reset(self._state, index, 0)
-                    codes = torch.zeros(width, self._num_codebooks, frames, dtype=torch.int64)
+                        self._codec.reset(index, 0)
+                    codes = np.zeros((width, frames, self.spec.num_codebooks), np.int64)
                     start = self._clock()
-                    self._run(codes, torch.arange(width))
+                    self._codec.run(codes, slots[:width])
                     if repeat:
                         self.cost.observe(width, frames, self._clock() - start)
 
-    # ---- in
+    def load(self, now: float) -> float:
+        """The busy share of about the last second."""
+        self._decay(now)
+        return min(1.0, self._busy_s / LOAD_WINDOW_S)
 
-    @property
-    def _num_codebooks(self) -> int:
-        return len(range(self.spec.num_codebooks)[self.spec.codec_codebooks])
+    # ---- in
 
     def _take(self, message: Frames) -> None:
         now = self._clock()
-        self._learn_interval(now, message)
-        for stream_id, codes, started in zip(message.stream_ids, message.codes, message.started, strict=True):
+        for i, stream_id in enumerate(message.stream_ids):
+            started, codes = message.started[i], message.codes[i]
             slot = self._open(stream_id, started, now) if started is not None else self.slots.get(stream_id)
             if slot is None:
                 continue  # closed here while its last frames were on their way
             own = codes[self.spec.codec_codebooks]
-            if not ((own >= 0) & (own < self.spec.codebook_size)).all():
+            if own.min() < 0 or own.max() >= self.spec.codebook_size:
                 error = StageFailed("the model made codes that the codec does not have")
                 logger.error("stream %d: codes out of range: %s", stream_id, own.tolist())
                 self._close(slot, "failed", error, 0)
                 continue
+            if started is None:
+                slot.interval.observe(message.intervals_s[i])
+                self._interval.observe(message.intervals_s[i])
             if not slot.pending:
                 slot.oldest_pending_s = now
             slot.pending.append(codes)
@@ -180,24 +260,19 @@ class Vocoder:
         assert self._free, ("more streams than slots", stream_id)
         index = heapq.heappop(self._free)
         try:
-            self._decoder.reset(self._state, index, started.seed)
+            self._codec.reset(index, started.seed)
         except Exception:  # here and not in the worker: the other streams of the message go on
             logger.exception("slot %d could not be reset and is put aside", index)
             self.quarantined.append(index)
             failure = StageFailed("the vocoder could not start this stream")
             self._events.append(Closed(stream_id, "failed", failure, quarantined=True))
             return None
-        slot = self.slots[stream_id] = Slot(stream_id, index, started.timing, now)
+        interval = Interval(self._interval.mean_s, self._interval.error_s)
+        slot = Slot(
+            stream_id, index, started.timing, now, interval, priority=started.priority, whole=started.whole
+        )
+        self.slots[stream_id] = slot
         return slot
-
-    def _learn_interval(self, now: float, message: Frames) -> None:
-        """Time between two frames of one stream, while it runs: a gap of about a frame's length or more
-        is missing text, or a stream that waits for its listener."""
-        last_s, last_ids = self._last_frames
-        interval_s = now - last_s
-        if interval_s < RUNNING_SHARE * self._policy.frame_s and last_ids & set(message.stream_ids):
-            self._interval_s += 0.1 * (interval_s - self._interval_s)
-        self._last_frames = (now, frozenset(message.stream_ids))
 
     # ---- one step
 
@@ -214,53 +289,26 @@ class Vocoder:
             lead_s,
             now - since_s,
             now - slot.oldest_pending_s,
-            closing=slot.finish is not None or boundary is not None,
+            slot.finish is not None or boundary is not None,
+            slot.interval.mean_s,
+            slot.interval.jitter_s,
+            slot.priority,
+            slot.whole,
         )
-
-    def _decode(self, num_frames: int) -> None:
-        start = self._clock()
-        for slot in self._decoding:
-            if slot.num_decoded == 0:
-                slot.timing = replace(slot.timing, chunk_full_s=start)
-        taken = [[slot.pending.popleft() for _ in range(num_frames)] for slot in self._decoding]
-        frames = np.array(taken, np.int64)  # [n, T, K]
-        codes = torch.from_numpy(frames[..., self.spec.codec_codebooks]).transpose(1, 2).contiguous()
-        pcm = self._run(codes, torch.tensor([slot.index for slot in self._decoding]))
-        now = self._clock()
-        self._account(start, now, len(taken), num_frames)
-        marks = frames[..., : self.spec.codec_codebooks.start].astype(np.int16)
-        for slot, sound, marked in zip(self._decoding, pcm, marks, strict=True):
-            timing = None
-            if slot.first_sent_s is None:
-                slot.first_sent_s = now
-                timing = replace(slot.timing, first_pcm_s=now)
-            slot.catch_up(now, self._policy.frame_s)
-            if not slot.pending:
-                slot.oldest_pending_s = now
-            self._events.append(Audio(slot.stream_id, sound, marked, slot.num_decoded, timing))
-            slot.num_decoded += num_frames
-            self._tell(slot)
-            self._close_if_drained(slot)
-
-    @torch.inference_mode()
-    def _run(self, codes: torch.Tensor, slots: torch.Tensor) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
-        """codes [n, C, T] -> per slot float32 [T * hop, channels]."""
-        pcm = self._decoder.decode(codes, self._state, slots)
-        return [sound.t().contiguous().numpy() for sound in pcm]
 
     def _account(self, start: float, now: float, width: int, num_frames: int) -> None:
         self.num_steps += 1
-        self.cost.observe(width, num_frames, now - start)
+        metrics.VOCODER_STEP.observe(now - start)
+        metrics.VOCODER_FRAMES.observe(num_frames)
+        metrics.VOCODER_WIDTH.observe(width)
+        metrics.VOCODER_FIXED.inc(min(self.cost.fixed_s, now - start))
+        self.cost.observe(self._policy.lanes(width), num_frames, now - start)
         self._decay(now)
         self._busy_s += now - start
 
     def _decay(self, now: float) -> None:
         self._busy_s *= max(0.0, 1 - (now - self._busy_at_s) / LOAD_WINDOW_S)
         self._busy_at_s = now
-
-    def _load(self, now: float) -> float:
-        self._decay(now)
-        return min(1.0, self._busy_s / LOAD_WINDOW_S)
 
     # ---- out
 
@@ -274,12 +322,14 @@ class Vocoder:
             self._events.append(note)
 
     def _close_if_drained(self, slot: Slot) -> None:
-        if slot.finish is not None and not slot.pending:
+        if slot.finish is not None and not slot.pending and slot not in self._decoding:
             assert not slot.notes, slot.notes
             self._close(slot, slot.finish.reason, None, slot.finish.text_pads)
 
     def _close(self, slot: Slot, reason: CloseReason, error: TTSError | None, text_pads: int) -> None:
         del self.slots[slot.stream_id]
+        if slot.min_lead_s < math.inf:
+            metrics.LEAD_MIN.observe(slot.min_lead_s)
         heapq.heappush(self._free, slot.index)
         self._events.append(Closed(slot.stream_id, reason, error, slot.num_decoded, text_pads))
 
