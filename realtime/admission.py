@@ -15,11 +15,11 @@ from realtime.vocoder.cost import CostModel
 # F frames start a stream without a gap while v + jitter is at most F * (frame - s). One that starts
 # earlier than with fixed chunks of five may have four, so s may be at most frame - (v + jitter) / 4.
 START_FRAMES = 4
-MOST, LEAST = 0.85, 0.4  # of a frame, whatever was measured
+MOST, LEAST = 0.75, 0.4  # of a frame, whatever was measured: starts come in bursts
 LONG_FRAMES = 25  # of a step that is as cheap per frame as can be while anybody listens
 FIRST_HOLD_S = 2.0  # how long a stream keeps its permit, before one has given it back
 MEMORY = 0.95
-P95 = 1.65  # standard deviations
+MARGIN = 2.33  # standard deviations: 99 in 100
 MIN_RETRY_S = 0.1
 MIN_STARTING = 8  # starts at once are never held back below this
 
@@ -76,10 +76,10 @@ class Admission:
         return min(carried, max(num_held, carried // 2)) if is_slow or is_crowded else carried
 
     def wait_s(self, num_waiting: int, limit: int) -> float:
-        """The time for a permit behind `num_waiting` others, kept in 19 of 20 cases: with n streams that
+        """The time for a permit behind `num_waiting` others, kept in 99 of 100 cases: with n streams that
         hold theirs for h, the k-th comes back after k * h / n, give or take the root of k."""
         k = num_waiting + 1
-        return (k + P95 * math.sqrt(k)) * self.hold_s / max(limit, 1)
+        return (k + MARGIN * math.sqrt(k)) * self.hold_s / max(limit, 1)
 
     def retry_s(self, num_waiting: int, limit: int, num_open: int = 0) -> float | None:
         """None if a stream that has to wait is worth queueing; else the seconds after which the queue

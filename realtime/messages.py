@@ -157,12 +157,14 @@ class Started:
 class Frames:
     """One decode step: a frame, int16 [n, K], for each row that spoke. In the pace codebook stands how
     many tokens the frame really finished. `intervals_s`: how long each row took for it, without the time
-    it waited for text or its listener."""
+    it waited for text or its listener. `prompts_s`: what the prompts that wait will take, before or
+    between the next frames."""
 
     stream_ids: tuple[StreamId, ...]
     codes: npt.NDArray[np.int16]
     started: tuple[Started | None, ...]  # on a stream's first frame
     intervals_s: tuple[float, ...]
+    prompts_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -384,7 +384,7 @@ class Simulation:
         for entry in self._queue:
             if entry[0] == stream_id:
                 self._queue.remove(entry)
-                self.outcome.refused_late += 1
+                self.outcome.refused_late += entry[1].counts
                 if self._scenario.arrivals != "poisson":
                     self._begin(entry[1].client)
                 return

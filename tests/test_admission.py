@@ -66,10 +66,10 @@ def test_the_wait_grows_with_the_queue_and_shrinks_with_the_number_of_permits() 
 def test_who_would_be_heard_too_late_is_told_when_to_come_back() -> None:
     gate = admission(budget_s=1.5)
     for _ in range(200):
-        gate.returned(8.0)
+        gate.returned(6.0)
         gate.heard(0.1)
-    assert gate.hold_s == pytest.approx(8.0, rel=0.01)
-    assert gate.retry_s(0, 16) is None  # about (1 + 1.65) * 8 / 16
+    assert gate.hold_s == pytest.approx(6.0, rel=0.01)
+    assert gate.retry_s(0, 16) is None  # about (1 + 2.33) * 6 / 16
     late_s = gate.retry_s(4, 16)
     assert late_s == pytest.approx(gate.wait_s(4, 16) + gate.first_s - 1.5)
     assert gate.retry_s(20, 16) > late_s  # type: ignore[operator]

@@ -57,6 +57,7 @@ class Row:
     starved_since_s: float | None = None
     first_frame_s: float | None = None
     whole: bool = False  # nobody listens before the end
+    is_heard: bool = False  # its first chunk may be out
     is_parked: bool = True  # could not run, or was not let, when it was last looked at
     since_s: float = 0.0  # since when it works on its next frame
     played: tuple[float, float] | None = None  # reported play position and when, seconds

@@ -84,6 +84,7 @@ class Scheduler:
         self.parked: list[str] = []  # why rows left the batch, since somebody looked
         self._free = list(range(num_rows))
         self._prefilled_last = False
+        self._prompts: list[Row] = []  # that wait to be prefilled
 
     @property
     def num_free(self) -> int:
@@ -180,6 +181,7 @@ class Scheduler:
                 decode.append(row)
         batch = self._prefill(prefill, decode, now) if prefill else None
         self._prefilled_last = batch is not None
+        self._prompts = [row for row in prefill if batch is None or row not in batch.rows]
         if batch is None and decode:
             running = self._paced(decode, now)
             for row in running:
@@ -208,18 +210,27 @@ class Scheduler:
             missing = min(missing, max(within, MIN_PREFILL_POSITIONS))
         return Batch((first,), "prefill", segment.num_prefilled, segment.num_prefilled + missing)
 
+    def _missing_s(self, row: Row) -> float:
+        """What the rest of its prompt will take."""
+        if not row.segments:
+            return 0.0
+        segment = row.segments[0]
+        return self.cost.prefill_s(max(segment.inputs.shape[0] - segment.num_prefilled, 0))
+
     def _park(self, row: Row, why: str) -> None:
         if not row.is_parked:
             row.is_parked = True
             self.parked.append(why)
 
     def _slack_s(self, row: Row, now: float) -> float:
-        """How long a row's next frame may take. With a single frame it is hardly heard yet, but may be at
-        any moment: then its first frame's length is the bound."""
-        if row.whole:
+        """How long a row's next frame may take. Before its first chunk can be out nobody hears it: the
+        prompts of those who came with it go first, and all of them share steps from then on."""
+        if not row.is_heard and row.first_frame_s is not None:
+            first = self.pacing.first_frames()
+            row.is_heard = row.num_frames >= first or now - row.first_frame_s > first * self.spec.frame_s
+        if row.whole or not row.is_heard:
             return math.inf
-        turnaround_s = self.pacing.turnaround_s if row.num_frames > 1 else 0.0
-        return row.lead_s(now, self.spec.frame_s) - turnaround_s
+        return row.lead_s(now, self.spec.frame_s) - self.pacing.turnaround_s
 
     def _paced(self, decode: list[Row], now: float) -> list[Row]:
         """While somebody makes its first frames, without the rows that are far ahead of their listeners."""
@@ -299,7 +310,8 @@ class Scheduler:
             ids = tuple(batch.rows[i].stream_id for i in spoke)
             frames = codes[spoke].astype(np.int16)
             frames[:, self.spec.text.pace_codebook] = finished
-            self.outbox.append(Frames(ids, frames, tuple(started), tuple(intervals_s)))
+            prompts_s = sum(self._missing_s(row) for row in self._prompts)
+            self.outbox.append(Frames(ids, frames, tuple(started), tuple(intervals_s), prompts_s))
         for row in settled:  # after the frames: nothing may follow a Finish
             limit = row.sampling.max_frames
             if limit is not None and row.num_frames >= limit:

@@ -20,6 +20,7 @@ from typing import Protocol
 STEP_FRAMES = (1, 2, 4, 5, 8, 12, 16, 25)  # a step is never padded: remainders take several steps
 WHOLE_FRAMES = (*STEP_FRAMES, 50, 100)  # more than 25 only where nobody listens: a newcomer would wait
 MIN_WAIT_S = 0.001
+START_WAIT_S = 0.02  # less than a frame: soon enough to see that they have started
 MAX_FIRST_FRAMES = 5  # where frames are hardly faster than sound no chunk helps: don't wait long for it
 
 
@@ -81,7 +82,8 @@ class ChunkPolicy:
     own, these slow the frames down, which makes more chunks urgent: two states are stable, and the bad
     one has half the throughput. With few streams there is no company to wait for: the distance grows
     with their number. As the vocoder saturates, urgent steps keep it too: larger chunks are then the
-    only way back."""
+    only way back. A step for streams whose lead covers the wait anyway, `slack_share`, waits longest:
+    meanwhile most of them get their frames decoded as company of newcomers, for nothing."""
 
     frame_s: float
     max_frames: int = 25
@@ -89,6 +91,7 @@ class ChunkPolicy:
     first_audio_budget_s: float = 1.5
     buckets: tuple[int, ...] = ()
     fixed_share: float = 0.3
+    slack_share: float = 0.05
     crowd: int = 16
 
     def lanes(self, width: int) -> int:
@@ -111,10 +114,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Recent:
-    """What the vocoder did of late: its busy share, 0..1, and the time since its last step began."""
+    """What the vocoder did of late: its busy share, 0..1, and the time since its last step began.
+    `prompts_s`: for so long the engine will be busy with prompts, which delays everybody's next frame."""
 
     load: float = 0.0
     since_s: float = math.inf
+    prompts_s: float = 0.0
 
 
 Planner = Callable[[Sequence[SlotView], Recent, ChunkPolicy, Cost], Plan]
@@ -134,9 +139,10 @@ class _Wish:
 class _Moment:
     """What all decisions of one call share."""
 
-    def __init__(self, slots: Sequence[SlotView], load: float, policy: ChunkPolicy, cost: Cost) -> None:
+    def __init__(self, slots: Sequence[SlotView], recent: Recent, policy: ChunkPolicy, cost: Cost) -> None:
         self.policy = policy
         self.cost = cost
+        self.prompts_s = recent.prompts_s
         width = policy.lanes(max(1, min(round(cost.usual_width), len(slots))))
         self._steps = {frames: cost.step_s(width, frames) for frames in WHOLE_FRAMES}
         self.others_s = cost.usual_s if len(slots) > 1 else 0.0  # a step that may begin just before
@@ -144,7 +150,7 @@ class _Moment:
         num_playing = sum(slot.is_playing for slot in slots)
         self.one_s = max(self._steps[1], cost.step_s(policy.lanes(max(num_playing, 1)), 1))
         self.turn_s = self.others_s + self.one_s + cost.jitter_s
-        self.wanted = wanted_frames(load, policy, cost)
+        self.wanted = wanted_frames(recent.load, policy, cost)
 
     def guard_s(self, slot: SlotView) -> float:
         """With less lead than this it is due."""
@@ -162,13 +168,13 @@ class _Moment:
         return self._steps[num_frames] + self.cost.jitter_s <= lead_s
 
     def first_frames(self, slot: SlotView) -> int:
-        return first_frames(slot.interval_s, self.guard_s(slot), self.policy)
+        return first_frames(slot.interval_s, self.guard_s(slot) + self.prompts_s, self.policy)
 
 
 def plan(slots: Sequence[SlotView], recent: Recent, policy: ChunkPolicy, cost: Cost) -> Plan:
     """The step to run now. As the load rises, chunks grow and steps get wider, as far as each stream's
     lead allows."""
-    moment = _Moment(slots, recent.load, policy, cost)
+    moment = _Moment(slots, recent, policy, cost)
     wishes: list[_Wish] = []
     wait_s = math.inf
     for slot in slots:
@@ -181,6 +187,8 @@ def plan(slots: Sequence[SlotView], recent: Recent, policy: ChunkPolicy, cost: C
     wishes.sort(key=lambda wish: (wish.urgency, wish.key))
     if wishes and wishes[0].urgency < COULD:
         apart_s = _distance_s(slots, wishes[0].urgency, recent.load, policy, cost) - recent.since_s
+        if wishes[0].urgency == SLACK and _is_starting(slots, recent):
+            apart_s = max(apart_s, START_WAIT_S)  # their first chunks come first, and take others along
         if apart_s > 0:
             due_s = [until_s for wish in wishes if (until_s := _until_due_s(wish.slot, moment)) > 0]
             return Plan((), 0, max(min(apart_s, wait_s, *due_s), MIN_WAIT_S))
@@ -214,8 +222,14 @@ def _distance_s(
 ) -> float:
     """How far apart steps of this urgency begin."""
     num_playing = sum(slot.is_playing for slot in slots)
-    distance_s = cost.fixed_s / policy.fixed_share * min(1.0, num_playing / policy.crowd)
+    share = policy.slack_share if urgency == SLACK else policy.fixed_share
+    distance_s = cost.fixed_s / share * min(1.0, num_playing / policy.crowd)
     return distance_s * max(0.0, 2 * load - 1) if urgency == DUE else distance_s
+
+
+def _is_starting(slots: Sequence[SlotView], recent: Recent) -> bool:
+    """Somebody's first chunk is being made."""
+    return recent.prompts_s > 0 or any(slot.lead_s is None and not slot.whole for slot in slots)
 
 
 def floor_frames(num_frames: int, sizes: Sequence[int] = STEP_FRAMES) -> int:
@@ -236,7 +250,8 @@ def _consider(slot: SlotView, moment: _Moment) -> tuple[_Wish | None, float]:
         ), math.inf
     if slot.lead_s is None:
         first = moment.first_frames(slot)
-        deadline_s = first * policy.frame_s  # frames that come no faster than sound: no chunk helps
+        # Frames that come no faster than sound: no chunk helps.
+        deadline_s = first * policy.frame_s + moment.prompts_s
         if p < first and not slot.closing and slot.pending_s < deadline_s:
             return None, deadline_s - slot.pending_s
         # Past half its budget, or ready for as long as its chunk plays, it is as urgent as a stream whose

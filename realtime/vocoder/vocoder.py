@@ -99,6 +99,7 @@ class Vocoder:
         self._busy_s = 0.0  # of the last LOAD_WINDOW_S, decayed
         self._busy_at_s = clock()
         self._began_s = -math.inf  # the last step
+        self._prompts_s = 0.0  # what waits in front of the next frames
         self._decoding: tuple[Slot, ...] = ()
         self._events: list[StreamEvent] = []
 
@@ -159,7 +160,7 @@ class Vocoder:
         only a message can change anything."""
         now = self._clock()
         views = [self._view(slot, now) for slot in self.slots.values()]
-        recent = Recent(self.load(now), now - self._began_s)
+        recent = Recent(self.load(now), now - self._began_s, self._prompts_s)
         chosen = self._planner(views, recent, self._policy, self.cost)
         if not chosen.slots:
             return chosen.wait_s
@@ -236,6 +237,7 @@ class Vocoder:
 
     def _take(self, message: Frames) -> None:
         now = self._clock()
+        self._prompts_s = message.prompts_s
         for i, stream_id in enumerate(message.stream_ids):
             started, codes = message.started[i], message.codes[i]
             slot = self._open(stream_id, started, now) if started is not None else self.slots.get(stream_id)
