@@ -73,7 +73,7 @@ class Admission:
         takes short steps, are under way. Never below half of what is carried: it must come to rest."""
         is_slow = self.is_slow(interval_s)
         is_crowded = num_starting >= max(MIN_STARTING, num_held // 8)
-        return min(carried, max(num_held, carried // 2)) if is_slow or is_crowded else carried
+        return min(carried, max(num_held, carried // 2, 1)) if is_slow or is_crowded else carried
 
     def wait_s(self, num_waiting: int, limit: int) -> float:
         """The time for a permit behind `num_waiting` others, kept in 99 of 100 cases: with n streams that

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from realtime.errors import ConfigError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +35,20 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """`path` is "wren" for the embedded voice, or a model folder."""
+    """`path` is "wren" for the embedded voice, a model folder, or org/name on the hub. `codec` is a folder
+    or org/name to use instead of the codec that the model names. "auto" is the first CUDA device if there
+    is one, else the CPU; and bfloat16 on CUDA, float32 on the CPU. The embedded voice runs on the CPU."""
 
     path: str = "wren"
+    codec: str = ""
+    device: str = "auto"
+    dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d{1,2})?", self.device):
+            raise ConfigError(f"model.device must be auto, cpu, cuda or cuda:N, got {self.device!r}")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"model.dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +76,20 @@ class VocoderConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class VoicesConfig:
+    """`folder` holds the voices of a model that can clone: NAME.wav (flac, mp3, ogg), and in NAME.txt what
+    is said there, if known; empty = none."""
+
+    folder: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     server: ServerConfig = field(default_factory=ServerConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     vocoder: VocoderConfig = field(default_factory=VocoderConfig)
+    voices: VoicesConfig = field(default_factory=VoicesConfig)
 
 
 def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:

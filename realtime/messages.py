@@ -46,6 +46,7 @@ class SpeechRequest:
     """One utterance, as the edge asks for it."""
 
     voice: str | None = None
+    voice_text: str | None = None  # what is said in the voice's reference, if known
     language: str | None = None
     sampling: SamplingParams = SamplingParams()
     trigger: Trigger = Trigger()
@@ -84,7 +85,11 @@ class Timing:
 class Prompt:
     """Opens a segment. `inputs` is int32 [T, W+K], T = 0 where the model needs no prefill.
 
-    A segment with `silence_ms` > 0 holds no text: it is a pause of that length.
+    `continued`, int32 [T', W+K], is prefilled instead where the stream's segment before left frames that
+    this one can go on from: whole text, its rows and then those frames; pushed text, behind what is in
+    the KV. `max_frames` caps whole or pushed text below the model's limit. A segment with `silence_ms` > 0
+    holds no text: it is a pause of that length. `prime`, int16 [T, C], on a stream's first prompt: codes of
+    the reference that it continues.
     """
 
     stream_id: StreamId
@@ -96,6 +101,9 @@ class Prompt:
     max_lead_s: float | None = None
     silence_ms: int = 0
     whole: bool = False
+    continued: npt.NDArray[np.int32] | None = None
+    max_frames: int | None = None
+    prime: npt.NDArray[np.int16] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +163,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """One decode step: a frame, int16 [n, K], for each row that spoke. In the pace codebook stands how
+    """One decode step: a frame, int16 [n, K], for each row that spoke. In a pace codebook stands how
     many tokens the frame really finished. `intervals_s`: how long each row took for it, without the time
     it waited for text or its listener. `prompts_s`: what the prompts that wait will take, before or
     between the next frames."""
@@ -201,7 +209,17 @@ class Drop:
     text_pads: int = 0
 
 
-VocoderMessage = Frames | Note | Pace | Finish | Drop
+@dataclass(frozen=True, slots=True)
+class Prime:
+    """Opens a stream's slot before its first frame: `codes`, int16 [T, C] with T > 0, are decoded unheard, so
+    that its sound goes on from theirs (a reference whose transcript the prompt continues)."""
+
+    stream_id: StreamId
+    codes: npt.NDArray[np.int16]
+    started: Started
+
+
+VocoderMessage = Prime | Frames | Note | Pace | Finish | Drop
 
 
 # ---- to the event loop

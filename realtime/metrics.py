@@ -45,6 +45,9 @@ VOCODER_SLACK = Histogram(
     "tts_vocoder_slack_seconds", "Lead of a stream when its chunk is ready", buckets=_LEAD_S
 )
 GRAPH_MISSES = Counter("tts_graph_misses", "Steps of a shape without a captured graph")
+# ---- voices
+VOICES = Counter("tts_voice_cache", "References asked for, by what was there", ["result"])
+VOICE_ENCODE = Histogram("tts_voice_encode_seconds", "Encoding of a batch of references", buckets=_FIRST_S)
 # ---- the process
 QUARANTINED = Gauge("tts_quarantined", "Rows or slots that can't be used again", ["pool"])
 STALE_EVENTS = Counter("tts_stale_events", "Events of streams that are gone")

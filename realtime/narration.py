@@ -8,19 +8,35 @@ the stream's first sample, places are code points of its input.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from realtime.messages import Audio
-from realtime.models.base import ModelSpec, TextFeed
-from realtime.words import EstimatedTimes, PhonemeTimes, TimedPhoneme, TimedWord, Timeline, WordTimes
+from realtime.models.base import ModelSpec
+from realtime.words import (
+    EstimatedTimes,
+    PhonemeTimes,
+    SpokenWord,
+    TimedPhoneme,
+    TimedWord,
+    Timeline,
+    WordTimes,
+)
+
+
+class Words(Protocol):
+    """Where the words of a stream are known."""
+
+    def words(self, segment: int) -> Sequence[SpokenWord]: ...
 
 
 class Narration:
     """Keeps every word, for `heard`; phonemes only where they are wanted and the model tells them."""
 
-    def __init__(self, spec: ModelSpec, feed: TextFeed, *, phonemes: bool) -> None:
+    def __init__(self, spec: ModelSpec, source: Words, *, phonemes: bool) -> None:
         self._spec = spec
-        self._feed = feed
+        self._source = source
         self._timeline = Timeline(1000 * spec.frame_s, spec.delay_ms)
         self._times = (
             WordTimes(self._timeline, spec.pace_lag_frames)
@@ -37,7 +53,7 @@ class Narration:
 
     def audio(self, seg: int, event: Audio) -> None:
         """A chunk of segment `seg`."""
-        words = self._feed.words(seg)
+        words = self._source.words(seg)
         for marks in event.marks.tolist():
             pace, codes = (marks[0], marks[1:]) if self._spec.tells_pace else (0, marks)
             silent = (False, False)
@@ -50,7 +66,7 @@ class Narration:
             self._num_frames += 1
 
     def end_segment(self, seg: int) -> None:
-        words = self._feed.words(seg)
+        words = self._source.words(seg)
         if words:
             self._book(self._times.end_segment(seg, words))
         if self._phonemes is not None:

@@ -15,7 +15,7 @@ import random
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -102,6 +102,7 @@ class Turn:
     underrun_ms: float = 0.0  # how late a frame was at worst, playing from the first frame on
     max_gap_ms: float = 0.0  # between two frames
     num_frames: int = 0
+    boundary_ms: tuple[float, ...] = ()  # at each end of a segment, from its last frame to the next one
     stages_ms: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -127,6 +128,7 @@ class ProbeReport:
         measures = ("ttfa_ms", "residence_ms", "rtf", "underrun_ms", "max_gap_ms")
         columns = {name: [getattr(turn, name) for turn in self.good] for name in measures}
         told = {name: [v for v in values if v is not None] for name, values in columns.items()}
+        told["boundary_ms"] = [value for turn in self.good for value in turn.boundary_ms]
         return {name: percentiles(values) for name, values in told.items() if values}
 
     def waterfall_ms(self) -> dict[str, float]:
@@ -197,8 +199,23 @@ def measure(stream: int, index: int, sent_s: float, events: Sequence[Event]) -> 
         underrun_ms=max(lateness_s) * 1e3,
         max_gap_ms=max((b - a for (a, _), (b, _) in pairwise(frames)), default=0.0) * 1e3,
         num_frames=len(frames),
+        boundary_ms=tuple(_boundaries_ms(events)),
         stages_ms={**_stages_ms(stamps_us), NETWORK.name: ttfa_ms - server_ms},
     )
+
+
+def _boundaries_ms(events: Sequence[Event]) -> Iterator[float]:
+    """How long the sound of each segment after the first was behind the end of the one before: what the
+    lead has to cover where a sentence ends."""
+    ended_s: float | None = None  # the newest frame
+    is_boundary = False
+    for event in events:
+        if event.type == "seg.done":
+            is_boundary = ended_s is not None
+        elif event.frame is not None:
+            if is_boundary and ended_s is not None:
+                yield (event.received_s - ended_s) * 1e3
+            ended_s, is_boundary = event.received_s, False
 
 
 def _stages_ms(stamps_us: Mapping[str, int]) -> dict[str, float]:
@@ -350,6 +367,7 @@ def _summary_table(report: ProbeReport) -> Table:
         "rtf": ("RTF", "wall time per audio time; below 1 is faster than real time"),
         "underrun_ms": ("worst underrun ms", "lateness of a frame, playing from the first one on"),
         "max_gap_ms": ("longest gap ms", "between two frames"),
+        "boundary_ms": ("sentence boundary ms", "last frame of a segment to the first of the next"),
     }
     table = Table("measure", box=None, pad_edge=False)
     for name in ("p50", "p95", "p99"):

@@ -12,7 +12,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
@@ -23,10 +23,12 @@ import torch
 from realtime import metrics, models
 from realtime.admission import Admission
 from realtime.config import Config
-from realtime.engine.engine import Engine
+from realtime.engine.device_runner import DeviceRunner
+from realtime.engine.engine import Engine, Runner
 from realtime.engine.runner import ModelRunner
 from realtime.engine.scheduler import Pacing
-from realtime.errors import BadRequest, Draining, Overloaded, StageFailed, TTSError
+from realtime.errors import BadRequest, ConfigError, Draining, ModelError, Overloaded, StageFailed, TTSError
+from realtime.graphs import CudaRecorder, Graphs
 from realtime.messages import (
     Abort,
     Audio,
@@ -42,17 +44,22 @@ from realtime.messages import (
     Timing,
     Tokens,
     VocoderMessage,
+    VoiceCodes,
 )
-from realtime.models.base import Bundle, ModelSpec
+from realtime.models.base import Bundle, ModelSpec, WindowedText
+from realtime.preprocess.encoder import MAX_BATCH, Encoder
+from realtime.preprocess.voices import Encode, Encoded, Voices, scan
 from realtime.vocoder.policy import ChunkPolicy
 from realtime.vocoder.runner import CodecRunner
 from realtime.vocoder.vocoder import Vocoder
+from realtime.words import SpokenWord
 from realtime.worker import Worker
 
 SILENCE_MS = 100  # what text without anything to speak sounds like
 TEXT_SLICE_CHARS = 256  # processed without a pause for the other streams: well under a millisecond
 WORKER_STOP_S = 5.0
-WARM_UP_STEPS = 4
+WARM_UP_STEPS = 4  # with every row of a width
+WARM_UP_POSITIONS = 64  # of a prompt, where the model has one
 SWITCH_INTERVAL_S = 0.001  # how long a thread may keep another one from the interpreter
 
 logger = logging.getLogger(__name__)
@@ -161,6 +168,7 @@ class Stream:
         self._in_ring = False
         self._cancelled = False
         self._held = False
+        self._awaits_voice = False
         self._rest: str | None = None  # of a long text that is being fed in slices
         self.error: TTSError | None = None
         self.heir: StreamId | None = None  # the stream that gets this one's permit
@@ -210,13 +218,17 @@ class Stream:
 
     @property
     def is_waiting(self) -> bool:
-        """There is something to speak, and no free permit yet."""
-        return self.id in self._runtime.permits
+        """There is something to speak, and no free permit yet, or its voice is not known yet."""
+        return self._awaits_voice or self.id in self._runtime.permits
 
     @property
     def is_speaking(self) -> bool:
         """A segment has begun whose end has not been heard of: it speaks, or its text has run out."""
         return self.feed.num_segments - 1 > self._last_ended
+
+    def words(self, segment: int) -> Sequence[SpokenWord]:
+        """The words of a segment known so far."""
+        return self.feed.words(segment)
 
     def segment_end_char(self, segment: int) -> int:
         """The code point of the input at which a segment's text ends."""
@@ -257,6 +269,7 @@ class Stream:
         """
         num_fresh = 0  # characters processed since then
         try:
+            await self._take_voice()
             while True:
                 messages: list[EngineMessage] = []
                 marks: list[tuple[int, Flushed]] = []
@@ -291,6 +304,14 @@ class Stream:
                 self.cancel()
             else:
                 self._runtime.leave(self, Closed(self.id, "failed", error))
+
+    async def _take_voice(self) -> None:
+        """What comes meanwhile waits in the queue: the feed, made anew with the voice, has heard nothing."""
+        self._awaits_voice = True
+        request, voice = await self._runtime.voiced(self.request)
+        self._awaits_voice = False
+        if voice is not None:
+            self.feed = self._runtime.bundle.feed(self.id, request, voice)
 
     async def _next_input(self) -> tuple[str, Any]:
         """The next thing to do; of a long text its next slice."""
@@ -345,7 +366,7 @@ class Runtime:
     def __init__(
         self,
         config: Config,
-        load: Callable[[str], Bundle] = models.load,
+        load: Callable[[str], Bundle] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -357,8 +378,10 @@ class Runtime:
         self.permits = Permits(config.engine.max_streams)
         self._num_open = 0  # permits that wait only for others to have started
         self._starting: dict[StreamId, float] = {}  # not heard yet, and when the permit was granted
-        self._load = load
+        self._load = load or self._load_model
         self._next_id = 0
+        self.voices: Voices | None = None  # those of the configured folder
+        self._encoder_worker: Worker[Encode] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle = asyncio.Event()
         self._idle.set()
@@ -369,10 +392,18 @@ class Runtime:
 
     async def __aenter__(self) -> Runtime:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        await asyncio.to_thread(self._build)
+        try:
+            await asyncio.to_thread(self._build)
+        except torch.OutOfMemoryError as error:
+            raise ModelError(
+                f"the device ran out of memory ({str(error).partition('. GPU')[0]}): others use it, or"
+                f" engine.max_streams, now {self.config.engine.max_streams}, is too large"
+            ) from error
         self._loop = asyncio.get_running_loop()
         self._vocoder_worker.start()
         self._engine_worker.start()
+        if self._encoder_worker is not None:
+            self._encoder_worker.start()
         self.ready = True
         return self
 
@@ -380,6 +411,8 @@ class Runtime:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.drain(0.0)
+        if self._encoder_worker is not None:
+            await asyncio.to_thread(self._encoder_worker.stop, WORKER_STOP_S)
         await asyncio.to_thread(self._engine_worker.stop, WORKER_STOP_S)
         await asyncio.to_thread(self._vocoder_worker.stop, WORKER_STOP_S)
 
@@ -413,13 +446,13 @@ class Runtime:
         return stream
 
     def check(self, voice: str | None, language: str | None) -> None:
-        """Raises BadRequest for a voice or language that the model does not have."""
+        """Raises BadRequest for a voice or language that the model does not have; one that lists no
+        languages takes any."""
         spec = self.spec
         if voice is not None and voice not in spec.voices:
-            raise BadRequest(
-                f"voice {voice!r} is not known; known: {', '.join(spec.voices)}", code="voice_not_found"
-            )
-        if language is not None and language.split("-")[0].lower() not in spec.languages:
+            known = ", ".join(spec.voices) or "none"
+            raise BadRequest(f"voice {voice!r} is not known; known: {known}", code="voice_not_found")
+        if language and spec.languages and language.split("-")[0].lower() not in spec.languages:
             raise BadRequest(
                 f"language {language!r} is not spoken; spoken: {', '.join(spec.languages)}",
                 code="language_unsupported",
@@ -533,25 +566,77 @@ class Runtime:
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self.dispatch, events)
 
+    async def voiced(self, request: SpeechRequest) -> tuple[SpeechRequest, VoiceCodes | None]:
+        """The request with what is said in its voice's reference, and the reference's codes, once they are
+        known. Raises BadRequest and StageFailed."""
+        if request.voice is None or self.voices is None:
+            return request, None
+        codes = await self.voices.codes(request.voice)
+        return replace(request, voice_text=self.voices.text(request.voice)), codes
+
+    def _encoded(self, answers: list[Encoded]) -> None:
+        """Called by the encoder's thread."""
+        loop, voices = self._loop, self.voices
+        if loop is not None and voices is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(voices.encoded, answers)
+
     # ---- start
+
+    def _load_model(self, path: str) -> Bundle:
+        model = self.config.model
+        return models.load(
+            path,
+            device=model.device,
+            dtype=model.dtype,
+            codec=model.codec,
+            num_streams=self.config.engine.max_streams,
+            num_references=MAX_BATCH if self.config.voices.folder else 0,
+        )
+
+    def _with_voices(self, bundle: Bundle) -> Bundle:
+        """The model with the recordings of the configured folder among its voices, if it can clone."""
+        folder, spec = self.config.voices.folder, bundle.spec
+        if not folder:
+            return bundle
+        if bundle.encoder is None:
+            known = ", ".join(spec.voices)
+            raise ConfigError(
+                f"voices.folder is {folder!r}, but {spec.name} has its own voices only: {known}"
+            )
+        voices = scan(folder)
+        logger.info("%d voices from %s: %s", len(voices), folder, ", ".join(voices))
+        worker = Worker("encoder", Encoder(spec, bundle.encoder, bundle.prepare, self._encoded))
+        self.voices, self._encoder_worker = Voices(voices, worker.put), worker
+        return replace(bundle, spec=replace(spec, voices=(*spec.voices, *voices)))
 
     def _build(self) -> None:
         torch.set_num_threads(1)  # one core per stage; two threads inside a step collapse under load
-        self.bundle = self._load(self.config.model.path)
+        self.bundle = self._with_voices(self._load(self.config.model.path))
         num_streams = self.config.engine.max_streams
-        spec = self.bundle.spec
+        spec, device = self.bundle.spec, torch.device(self.bundle.device)
+        runner = _runner(self.bundle, num_streams)
+        codec = CodecRunner(spec, self.bundle.decoder, num_streams, device)
+        if device.type == "cuda" and isinstance(runner, DeviceRunner):
+            # Two pools: the stages run side by side.
+            runner.record(Graphs(CudaRecorder(device)))
+            codec.record(Graphs(CudaRecorder(device)))
+            torch.cuda.synchronize(device)  # each stage has a stream of its own from here on
         vocoder = Vocoder(
             spec,
-            CodecRunner(spec, self.bundle.decoder, num_streams),
+            codec,
             num_streams,
-            ChunkPolicy(spec.frame_s, max_frames=self.config.vocoder.max_frames),
+            ChunkPolicy(
+                spec.frame_s,
+                max_frames=self.config.vocoder.max_frames,
+                buckets=codec.widths if device.type == "cuda" else (),
+            ),
             self._emit,
             self.clock,
         )
         self._vocoder_worker: Worker[VocoderMessage] = Worker("vocoder", vocoder)
         engine = Engine(
             spec,
-            ModelRunner(self.bundle, num_streams),
+            runner,
             num_streams,
             self._vocoder_worker.put,
             self.clock,
@@ -564,8 +649,8 @@ class Runtime:
         self._warm_up()
 
     def _stages(self) -> list[tuple[str, int, float]]:
-        workers = (self._engine_worker, self._vocoder_worker)
-        return [(worker.name, worker.depth, worker.cpu_s) for worker in workers]
+        workers = (self._engine_worker, self._vocoder_worker, self._encoder_worker)
+        return [(worker.name, worker.depth, worker.cpu_s) for worker in workers if worker is not None]
 
     def _warm_up(self) -> None:
         """Sends made-up streams round the whole ring, alone and at full width, before any thread
@@ -573,16 +658,23 @@ class Runtime:
         engine, vocoder, hops = self.engine, self.vocoder, self._vocoder_worker
         vocoder.warm_up()
         num_streams = self.config.engine.max_streams
+        has_prompts = not isinstance(self.spec.text, WindowedText)
+        inputs = np.zeros((WARM_UP_POSITIONS if has_prompts else 0, 1 + self.spec.num_codebooks), np.int32)
         for width in sorted({1, num_streams}):
             ids = [StreamId(-1 - i) for i in range(width)]
             for stream_id in ids:
-                inputs = np.zeros((0, 0), np.int32)
-                engine.handle(Prompt(stream_id, 0, inputs, SamplingParams(), self.clock()))
+                engine.handle(Prompt(stream_id, 0, inputs, SamplingParams(seed=-stream_id), self.clock()))
                 engine.handle(Tokens(stream_id, (0,) * 20))
-            for _ in range(WARM_UP_STEPS):
+            for _ in range(WARM_UP_STEPS + 2 * width * has_prompts):
                 engine.step()
                 hops.run_queued()
             for stream_id in ids:
                 engine.handle(Abort(stream_id))
             hops.run_queued()
         assert engine.scheduler.num_free == vocoder.num_free == num_streams
+
+
+def _runner(bundle: Bundle, num_rows: int) -> Runner:
+    if isinstance(bundle.spec.text, WindowedText):
+        return ModelRunner(bundle, num_rows)
+    return DeviceRunner(bundle, num_rows, torch.device(bundle.device))

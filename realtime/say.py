@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from realtime.audio import ENCODINGS, SAMPLE_RATES, PcmEncoder, WavWriter
-from realtime.config import Config, EngineConfig, ModelConfig
+from realtime.config import Config, EngineConfig, ModelConfig, VoicesConfig
 from realtime.errors import BadRequest, StageFailed
 from realtime.messages import Audio, Closed, Note, SamplingParams, SpeechRequest
 from realtime.subtitles import format_of, render
@@ -25,6 +25,7 @@ EPILOG = """examples:
   realtime say "Hello there." -o hello.wav
   realtime say - -o chapter.wav < chapter.txt
   realtime say "Hello there." | aplay
+  realtime say "Hello there." --model OpenMOSS-Team/MOSS-TTS-Nano --voices my-voices --voice anna -o hello.wav
 """
 
 
@@ -33,8 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("text", help='what to say; "-" reads standard input')
     parser.add_argument("-o", "--output", default="-", help='WAV file, "-" (default) is standard output')
-    parser.add_argument("--model", default="wren", help="wren (default) or a model folder")
-    parser.add_argument("--voice", help="one of the model's voices")
+    parser.add_argument(
+        "--model", default="wren", help="wren (default), a model folder or org/name on the hub"
+    )
+    parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
+    parser.add_argument("--voice", help="one of the model's voices, or of the folder's")
+    parser.add_argument(
+        "--voices", default="", metavar="FOLDER", help="recordings NAME.wav, for a model that can clone"
+    )
     parser.add_argument("--seed", type=int, help="the same seed and text give the same speech")
     parser.add_argument("--temperature", type=float, help="0 always takes the likeliest codes")
     parser.add_argument("--rate", type=int, choices=SAMPLE_RATES, default=48_000, help="samples per second")
@@ -64,19 +71,23 @@ async def _say(args: argparse.Namespace, text: str) -> int:
     from realtime.narration import Narration  # torch: not for `--help`, nor for the other commands
     from realtime.runtime import Runtime
 
-    config = Config(model=ModelConfig(args.model), engine=EngineConfig(max_streams=1))
+    config = Config(
+        model=ModelConfig(args.model, device=args.device),
+        engine=EngineConfig(max_streams=1),
+        voices=VoicesConfig(args.voices),
+    )
     seed = secrets.randbits(53) if args.seed is None else args.seed
     request = SpeechRequest(
         voice=args.voice, sampling=SamplingParams(temperature=args.temperature, seed=seed)
     )
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task("speaking", total=max(len(text), 1))
-        async with Runtime(config) as runtime, runtime.open(request) as stream:
+    async with Runtime(config) as runtime, runtime.open(request) as stream:
+        with Progress(*columns, console=console, transient=True) as progress:
+            bar = progress.add_task("speaking", total=max(len(text), 1))
             spec = runtime.spec
             encoder = PcmEncoder(spec.sample_rate, spec.channels, args.rate, args.channels, args.encoding)
-            narration = Narration(spec, stream.feed, phonemes=False)
+            narration = Narration(spec, stream, phonemes=False)
             seg = 0
             # Opened, and emptied, only now that everything else is known to be in order.
             with (

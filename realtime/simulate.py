@@ -22,7 +22,7 @@ import numpy.typing as npt
 from realtime.admission import Admission
 from realtime.engine.engine import Engine
 from realtime.engine.row import Row
-from realtime.engine.scheduler import Batch, Pacing
+from realtime.engine.scheduler import Batch, Pacing, StepOutput
 from realtime.messages import (
     Audio,
     Closed,
@@ -250,10 +250,15 @@ class Outcome:
 
 
 class _Codec:
+    num_ahead = 0
+
     def reset(self, slot: int, seed: int) -> None:
         pass
 
-    def run(self, frames: npt.NDArray[np.int64], slots: list[int]) -> list[npt.NDArray[np.float32]]:
+    def launch(self, frames: npt.NDArray[np.int64], slots: list[int]) -> None:
+        raise NotImplementedError
+
+    def collect(self, launched: None) -> list[npt.NDArray[np.float32]]:
         raise NotImplementedError
 
 
@@ -261,9 +266,7 @@ class _Runner:
     def open_row(self, row: Row) -> None:
         pass
 
-    def run(
-        self, batch: Batch, allow_eos: Sequence[bool]
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    def run(self, batch: Batch) -> StepOutput:
         raise NotImplementedError
 
 
@@ -536,7 +539,8 @@ class Simulation:
         if not batch.is_partial:
             for i, row in enumerate(batch.rows):
                 codes[i, 0] = row.num_frames % FRAMES_PER_TOKEN == FRAMES_PER_TOKEN - 1
-        self._engine.complete(batch, codes, np.ones(len(codes), np.bool_))
+        is_ok = np.ones(len(codes), np.bool_)
+        self._engine.complete(batch, StepOutput(codes, is_ok, ~is_ok))
         self._run_engine()
 
     def _run_vocoder(self) -> None:

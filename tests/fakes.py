@@ -13,9 +13,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from realtime.engine.row import Row, Segment, window_ids
+from realtime.engine.row import Row, Segment
 from realtime.engine.sampler import Sampler
-from realtime.engine.scheduler import Batch
+from realtime.engine.scheduler import Batch, StepOutput
+from realtime.engine.text import policy_of, window_ids
 from realtime.messages import (
     Audio,
     EndSegment,
@@ -62,6 +63,7 @@ SPEC = ModelSpec(
     languages=("en",),
     voices=("fake",),
 )
+POLICY = policy_of(TEXT, CODEBOOK_SIZE)
 NO_ROWS = np.zeros((0, 11), np.int32)
 
 Codes = npt.NDArray[np.int64]
@@ -154,22 +156,23 @@ class FakeRunner:
             raise error
         self.opened.append(row.stream_id)
 
-    def run(self, batch: Batch, allow_eos: Sequence[bool]) -> tuple[Codes, npt.NDArray[np.bool_]]:
+    def run(self, batch: Batch) -> StepOutput:
         self.batches.append(batch)
         error, self.error = self.error, None
         if error is not None:
             raise error
+        if batch.is_partial:
+            return StepOutput.nothing(SPEC.num_codebooks)
         rows = []
-        for row, may_end in zip(batch.rows, allow_eos, strict=True):
+        for row in batch.rows:
             segment = row.segments[0]
-            if batch.phase == "prefill":
-                row.position = segment.inputs.shape[0] - 1
-            ends = may_end and not self.never_eos
+            ends = POLICY.may_stop(segment) and not self.never_eos
             first = EOS if ends else self.pace(row, segment)
             seen = window_ids(segment, TEXT)
             rows.append([first, *fake_codes(row.sampling.seed, row.num_parts, segment.num_frames, seen)])
+        codes = np.array(rows, np.int64)
         ok = np.array([row.stream_id not in self.not_ok for row in batch.rows])
-        return np.array(rows, np.int64), ok
+        return StepOutput(codes, ok, codes[:, 0] == EOS)
 
 
 # ---- codec
@@ -304,7 +307,9 @@ class FakeLocal:
                     logits[:, -1] = float("-inf")
             codes.append(allowed[sampling.pick(k, logits)])
             state = (state * 7 + codes[-1].unsqueeze(1)) % 65521
-        return FrameOutput(torch.stack(codes, 1), torch.ones(hidden.shape[0], dtype=torch.bool))
+        return FrameOutput(
+            torch.stack(codes, 1), torch.ones(hidden.shape[0], dtype=torch.bool), codes[0] == EOS
+        )
 
 
 @cache

@@ -22,7 +22,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
-from realtime.config import Config, EngineConfig, ServerConfig
+from realtime.config import Config, EngineConfig, ServerConfig, VoicesConfig
 from realtime.models.base import Bundle
 from realtime.models.wren_feed import WrenFeed
 from realtime.runtime import Runtime
@@ -149,10 +149,13 @@ async def served(
     limits: Limits | None = None,
     server: ServerConfig | None = None,
     is_drained: bool = False,
+    voices: str = "",
 ) -> AsyncIterator[Served]:
     """Serves within the block, and looks afterwards whether anything was left behind."""
     config = Config(
-        server=server or ServerConfig(), engine=EngineConfig(max_streams=max_streams, queue_s=queue_s)
+        server=server or ServerConfig(),
+        engine=EngineConfig(max_streams=max_streams, queue_s=queue_s),
+        voices=VoicesConfig(voices),
     )
     loop = asyncio.get_running_loop()
     before = asyncio.all_tasks()

@@ -23,14 +23,16 @@ MAY_IMPORT = {
     "words": "",
     "cost": "",
     "metrics": "",
+    "graphs": "metrics",
     "worker": "messages",
     "models": "errors messages text words",
-    "engine": "cost errors messages metrics models.base",
-    "vocoder": "cost errors messages metrics models.base",
+    "engine": "cost errors graphs messages metrics models.base",
+    "vocoder": "cost errors graphs messages metrics models.base",
     "admission": "engine.cost vocoder.cost",
-    "preprocess": "errors messages models.base",
+    "preprocess": "errors messages metrics models.base",
     "narration": "messages models.base words",
-    "runtime": "admission config errors messages metrics models engine vocoder preprocess worker",
+    "runtime": "admission config errors graphs messages metrics models engine"
+    " vocoder preprocess words worker",
     "server": "config errors messages metrics audio words narration models.base runtime",
     "server.fields": "errors",
     "server.wire": "errors server.fields",
@@ -44,7 +46,8 @@ MAY_IMPORT = {
     "baselines": "vocoder.policy",
     "simulate": "admission engine.engine engine.row engine.scheduler messages models.base vocoder",
     "plots": "errors",
-    "compare": "baselines errors plots simulate",
+    "compare": "baselines errors measure plots simulate",
+    "measure": "engine.engine engine.runner messages models models.base simulate vocoder.runner",
     "pairs": "errors client probe",
     "bench": "compare errors pairs plots client probe",
     "say": "config errors messages audio narration subtitles words runtime",
@@ -52,7 +55,10 @@ MAY_IMPORT = {
     "cli": "*",
     "__main__": "cli",
 }
-COMPUTES = "models engine.sampler engine.runner engine.pool vocoder.runner preprocess.encoder runtime"
+COMPUTES = (
+    "graphs models engine.sampler engine.device_sampler engine.runner engine.device_runner vocoder.runner"
+    " measure preprocess.encoder runtime"
+)
 LIGHT = ["client", "probe", "server.wire", "server.protocol", "server.settings", "server.events"]
 
 

@@ -24,7 +24,7 @@ from realtime.engine.engine import Engine
 from realtime.engine.row import Row
 from realtime.engine.runner import ModelRunner
 from realtime.engine.sampler import MAX_TOP_K, Sampler, uniforms
-from realtime.engine.scheduler import Batch
+from realtime.engine.scheduler import Batch, StepOutput
 from realtime.errors import ModelError
 from realtime.messages import (
     Abort,
@@ -76,14 +76,12 @@ class Studio:
     def open_row(self, row: Row) -> None:
         self.runner.open_row(row)
 
-    def run(
-        self, batch: Batch, allow_eos: Sequence[bool]
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        codes, ok = self.runner.run(batch, allow_eos)
-        for row, frame in zip(batch.rows, codes.tolist(), strict=True):
-            if frame[0] != self.bundle.spec.text.eos:
+    def run(self, batch: Batch) -> StepOutput:
+        out = self.runner.run(batch)
+        for row, frame, stop in zip(batch.rows, out.codes.tolist(), out.stop, strict=True):
+            if not stop:
                 self.spoken.setdefault(row.stream_id, []).append(frame)
-        return codes, ok
+        return out
 
     def _hear(self, message: VocoderMessage) -> None:
         if isinstance(message, Finish):

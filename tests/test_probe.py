@@ -70,6 +70,19 @@ def test_underrun_is_the_worst_lateness_against_playback_from_the_first_frame() 
     assert turn.num_frames == 4
 
 
+def test_a_boundary_lasts_from_the_last_frame_of_a_segment_to_the_next_one() -> None:
+    # 1.0 1.1 | 1.35 | (nothing heard of the second) 1.5
+    frames = received(1.0, 1.1, 1.35, 1.5)
+    ends = [Event(s, events.seg_done("a", seg, 0, 0)) for seg, s in enumerate((1.1, 1.36, 1.37, 1.5))]
+    told = [STARTED, *frames[:2], ends[0], frames[2], ends[1], ends[2], frames[3], ends[3], done()]
+    turn = measure(0, 0, 0.5, told)
+
+    assert turn.boundary_ms == pytest.approx([250, 150])
+    assert measure(0, 0, 0.5, [STARTED, *frames, done()]).boundary_ms == ()
+    report = ProbeReport(OPTIONS, {}, (turn, turn))
+    assert report.summary()["boundary_ms"]["p95"] == pytest.approx(250)
+
+
 def test_audio_that_is_early_has_no_underrun() -> None:
     turn = measure(0, 0, 0.5, [STARTED, *received(1.0, 1.01, 1.02), done()])
 

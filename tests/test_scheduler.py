@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from fakes import EOS, NO_ROWS, SPEC, TEXT, FakeClock, FakeRunner, prompt, sentence, utterance
+from desk import Desk, check_order, mentions
+from fakes import EOS, NO_ROWS, SPEC, TEXT, FakeRunner, prompt, sentence, utterance
 
-from realtime.engine.row import Row, Segment, window_ids
-from realtime.engine.scheduler import Batch, Scheduler
+from realtime.engine.row import Row, Segment
+from realtime.engine.scheduler import Batch, Scheduler, StepOutput
+from realtime.engine.text import window_ids
 from realtime.messages import (
     Drop,
     EndSegment,
@@ -19,82 +21,12 @@ from realtime.messages import (
     EngineMessage,
     Finish,
     Frames,
-    Note,
     Pace,
-    Prompt,
     StreamId,
     Tokens,
-    VocoderMessage,
 )
 
 FRAME_S = SPEC.frame_s
-
-
-@dataclass
-class Desk:
-    """A scheduler, a clock, a runner, and everything that was sent."""
-
-    num_rows: int = 4
-    step_s: float = 0.01
-    runner: FakeRunner = field(default_factory=FakeRunner)
-    clock: FakeClock = field(default_factory=FakeClock)
-    sent: list[VocoderMessage] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.scheduler = Scheduler(SPEC, self.num_rows)
-
-    def tell(self, *messages: EngineMessage) -> None:
-        for message in messages:
-            match message:
-                case Prompt():
-                    self.scheduler.add(message, self.clock())
-                case Tokens():
-                    self.scheduler.feed(message)
-                case EndSegment():
-                    self.scheduler.end_segment(message)
-                case EndText():
-                    self.scheduler.end_text(message)
-                case Pace():
-                    self.scheduler.pace(message)
-                case _:
-                    raise AssertionError(message)
-        self._collect()
-
-    def step(self) -> Batch | float | None:
-        """One turn: the batch that ran, or what `next` answered instead."""
-        batch, wait_s = self.scheduler.next(self.clock())
-        self._collect()
-        if batch is None:
-            return wait_s
-        codes, ok = self.runner.run(batch, [self.scheduler.allows_eos(row) for row in batch.rows])
-        self.clock.advance(self.step_s)
-        self.scheduler.commit(batch, codes, ok, self.clock())
-        self._collect()
-        return batch
-
-    def run(self, limit: int = 5000) -> int:
-        """Steps until nothing runs; how many steps ran."""
-        for count in range(limit):
-            if not isinstance(self.step(), Batch):
-                return count
-        raise AssertionError("does not come to rest")
-
-    def row(self, stream: int) -> Row:
-        return self.scheduler.rows[StreamId(stream)]
-
-    def num_frames(self, stream: int) -> int:
-        return sum(stream in m.stream_ids for m in self.sent if isinstance(m, Frames))
-
-    def of(self, stream: int, kind: type) -> list[VocoderMessage]:
-        return [m for m in self.sent if isinstance(m, kind) and m.stream_id == stream]
-
-    def notes(self, stream: int, kind: str) -> list[tuple[int, int, int]]:
-        notes = [m for m in self.of(stream, Note) if isinstance(m, Note)]
-        return [(n.segment, n.frame, n.value) for n in notes if n.kind == kind]
-
-    def _collect(self) -> None:
-        self.sent += self.scheduler.outbox
-        self.scheduler.outbox = []
 
 
 def slow(row: Row, segment: Segment) -> int:
@@ -309,7 +241,7 @@ def test_speech_may_end_when_the_last_token_is_reached_and_two_frames_are_out(
     segment = desk.row(1).segments[0]
     segment.tokens = list(range(100, 100 + num_tokens))
     segment.closed, segment.spoken, segment.num_frames = closed, spoken, num_frames
-    assert desk.scheduler.allows_eos(desk.row(1)) is allowed
+    assert desk.scheduler.policy.may_stop(segment) is allowed
 
 
 def test_the_end_of_speech_makes_no_frame() -> None:
@@ -461,9 +393,9 @@ def test_a_long_prompt_is_read_in_parts_between_the_steps_of_a_stream_in_need() 
     desk.tell(*utterance(1, 30))
     desk.step()
     desk.step()
-    desk.tell(*utterance(2, 5, num_rows=500))
+    desk.tell(*utterance(2, 5, num_rows=170))
     for num_positions in (50, 200) * 20:
-        desk.scheduler.cost.observe_prefill(num_positions, 0.001 * num_positions)
+        desk.scheduler.cost.observe_prefill(num_positions, 0.003 * num_positions)
     parts: list[tuple[int, int]] = []
     while not desk.num_frames(2):
         batch = desk.step()
@@ -471,8 +403,8 @@ def test_a_long_prompt_is_read_in_parts_between_the_steps_of_a_stream_in_need() 
         if batch.phase == "prefill":
             parts.append((batch.start, batch.end))
     assert len(parts) > 3
-    assert [start for start, _ in parts] == [0, *(end for _, end in parts[:-1])] and parts[-1][1] == 500
-    phases = [batch.phase for batch in desk.runner.batches[2:8]]
+    assert [start for start, _ in parts] == [0, *(end for _, end in parts[:-1])] and parts[-1][1] == 170
+    phases = [batch.phase for batch in desk.runner.batches[2:6]]
     assert ("prefill", "prefill") not in zip(phases, phases[1:], strict=False)
     desk.run()
     assert desk.of(2, Finish) and desk.of(1, Finish)
@@ -554,33 +486,6 @@ def test_more_streams_than_rows_is_an_impossible_situation() -> None:
 
 
 # ---- random walks
-
-
-def mentions(message: VocoderMessage, stream: int) -> bool:
-    if isinstance(message, Frames):
-        return stream in message.stream_ids
-    return message.stream_id == stream
-
-
-def check_order(sent: Sequence[VocoderMessage], stream: int) -> None:
-    """Frames are counted right by every note, the first says so, and nothing follows the end."""
-    num_frames = 0
-    ended = False
-    for message in sent:
-        if not mentions(message, stream):
-            continue
-        assert not ended, message
-        match message:
-            case Frames():
-                i = message.stream_ids.index(StreamId(stream))
-                assert (message.started[i] is not None) == (num_frames == 0)
-                assert message.codes.dtype == np.int16 and message.codes.shape[1] == SPEC.num_codebooks
-                num_frames += 1
-            case Note():
-                assert message.frame == num_frames, (message, num_frames)
-            case Finish() | Drop():
-                ended = True
-    assert ended, stream
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -691,7 +596,7 @@ def test_a_frame_tells_how_many_tokens_it_really_finished() -> None:
     batch, _ = scheduler.next(0.0)
     assert batch is not None
     codes = np.array([[3, 0, 5, 6]])
-    scheduler.commit(batch, codes, np.array([True]), 0.0)
+    scheduler.commit(batch, StepOutput(codes, np.array([True]), np.array([False])), 0.0)
     (frames,) = [message for message in scheduler.outbox if isinstance(message, Frames)]
     assert frames.codes.tolist() == [[1, 0, 5, 6]]
     assert batch.rows[0].codes == (3, 0, 5, 6), "the model is fed the raw code"

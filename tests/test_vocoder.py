@@ -20,6 +20,7 @@ from realtime.messages import (
     Note,
     NoteKind,
     Pace,
+    Prime,
     Started,
     StreamEvent,
     StreamId,
@@ -69,7 +70,7 @@ class Booth:
         intervals_s = tuple(self.interval_s for _ in frames)
         self.handle(Frames(ids, codes.astype(np.int16), tuple(started), intervals_s))
 
-    def handle(self, message: Frames | Note | Pace | Finish | Drop) -> None:
+    def handle(self, message: Prime | Frames | Note | Pace | Finish | Drop) -> None:
         """As the worker does: what `handle` raises is told to `fail`."""
         try:
             self.vocoder.handle(message)
@@ -180,6 +181,45 @@ def test_an_end_before_any_frame_closes_with_none() -> None:
     booth = Booth()
     booth.finish(1)
     assert booth.events == [Closed(StreamId(1), "done")]
+    booth.check_free()
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("num_prime", [1, 3, 30])
+def test_a_primed_stream_goes_on_from_the_unheard_frames(num_prime: int, early: bool) -> None:
+    booth = Booth()
+    rng = random.Random(num_prime)
+    unheard = [random_frame(rng) for _ in range(num_prime)]
+    codes = np.array([[0, 0, *frame] for frame in unheard], np.int16)
+    started = Started(Timing(booth.clock()), 1)
+    booth.handle(Prime(StreamId(1), codes, started))
+    if early:
+        booth.settle()
+        assert not booth.events, "nothing of it is heard"
+    booth.speak(2, 5, rng)  # a neighbour that is not primed
+    booth.speak(1, 9, rng)
+    booth.finish(1)
+    booth.finish(2)
+    booth.settle()
+    expected = whole_pcm(1, [*unheard, *booth.said[1]])[num_prime * HOP :]
+    assert np.array_equal(joined(booth.events, 1), expected)
+    booth.check_whole(2)
+    assert [closed.frames for closed in booth.closed(1)] == [9]
+    booth.check_free()
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 9])
+def test_a_primed_stream_may_end_before_its_first_frame(num_steps: int) -> None:
+    booth = Booth()
+    booth.handle(Prime(StreamId(1), np.ones((40, 4), np.int16), Started(Timing(booth.clock()), 1)))
+    for _ in range(num_steps):
+        booth.step()
+    if num_steps == 1:
+        booth.drop(1)
+    else:
+        booth.finish(1)
+    booth.settle()
+    assert [event.frames for event in booth.closed(1)] == [0] and kinds(booth.events, 1) == ["Closed"]
     booth.check_free()
 
 

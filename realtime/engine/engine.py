@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
 
 from realtime import metrics
 from realtime.engine.row import Row
-from realtime.engine.scheduler import Batch, Pacing, Scheduler
+from realtime.engine.scheduler import Batch, Pacing, Scheduler, StepOutput
 from realtime.errors import StageFailed
 from realtime.messages import (
     Abort,
@@ -31,9 +28,7 @@ from realtime.models.base import ModelSpec
 class Runner(Protocol):
     def open_row(self, row: Row) -> None: ...
 
-    def run(
-        self, batch: Batch, allow_eos: Sequence[bool]
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]: ...
+    def run(self, batch: Batch) -> StepOutput: ...
 
 
 class Engine:
@@ -86,8 +81,7 @@ class Engine:
         batch = self.begin()
         if not isinstance(batch, Batch):
             return batch
-        codes, ok = self._runner.run(batch, [self.scheduler.allows_eos(row) for row in batch.rows])
-        self.complete(batch, codes, ok)
+        self.complete(batch, self._runner.run(batch))
         return 0.0
 
     def begin(self) -> Batch | float | None:
@@ -98,14 +92,14 @@ class Engine:
         self._running = batch
         return wait_s if batch is None else batch
 
-    def complete(self, batch: Batch, codes: npt.NDArray[np.int64], ok: npt.NDArray[np.bool_]) -> None:
-        """What the model answered: codes [n, K] and ok [n]."""
+    def complete(self, batch: Batch, out: StepOutput) -> None:
+        """What the model answered."""
         now = self._clock()
         self.scheduler.learn(batch, now - self._began_s)
         metrics.ENGINE_STEP.labels(batch.phase).observe(now - self._began_s)
         if batch.phase == "decode":
             metrics.ENGINE_ROWS.observe(len(batch.rows))
-        self.scheduler.commit(batch, codes, ok, now)
+        self.scheduler.commit(batch, out, now)
         self._running = None
         self._flush()
 

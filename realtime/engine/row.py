@@ -1,4 +1,4 @@
-"""One stream's generation state, and how its text becomes the text ids of a step input."""
+"""One stream's generation state. How its text meets its frames is in `engine.text`."""
 
 from __future__ import annotations
 
@@ -9,25 +9,31 @@ import numpy as np
 import numpy.typing as npt
 
 from realtime.messages import SamplingParams, StreamId, Timing
-from realtime.models.base import WindowedText
 
 
 @dataclass(slots=True)
 class Segment:
-    """A piece of text with its own prompt. `spoken` of its `tokens` are finished after
-    `num_frames` frames. A pause is a segment of silence without text."""
+    """A piece of text with its own prompt. `spoken` of its `tokens` are finished (pushed text: shown to
+    the model) after `num_frames` frames. A pause is a segment of silence without text."""
 
     index: int  # as the text feed counts them
-    inputs: npt.NDArray[np.int32]
+    inputs: npt.NDArray[np.int32]  # once it has begun: what is prefilled, from position `start`
     silence_ms: int = 0
+    continued: npt.NDArray[np.int32] | None = None  # instead of `inputs`, behind frames of the one before
+    max_frames: int | None = None
+    begun: bool = False
+    start: int = 0
     offset: int = 0  # tokens of the feed's segment that an earlier, capped part has spoken
     frames_before: int = 0  # of such parts
     tokens: list[int] = field(default_factory=list)
     closed: bool = False
     num_prefilled: int = 0  # positions of `inputs` that are in the KV
     spoken: int = 0
-    num_frames: int = 0
+    num_frames: int = 0  # that the model made, also those without sound
+    num_mute: int = 0  # that made no sound
+    mute_run: int = 0  # of them, the newest in a row
     frames_after_text: int = 0
+    frames: list[tuple[int, ...]] = field(default_factory=list)  # kept where the next one continues them
 
     @property
     def is_silent(self) -> bool:
@@ -47,11 +53,12 @@ class Row:
     timing: Timing
     codes: tuple[int, ...]  # of the frame before: the next step's input
     segments: deque[Segment] = field(default_factory=deque)
+    before: Segment | None = None  # the one that ended last
     text_ended: bool = False
     held: bool = False
-    position: int = 0
+    position: int = 0  # of the next decode step's input in the KV
     num_parts: int = 0  # segments begun, capped parts counted singly: what the noise is drawn for
-    num_frames: int = 0
+    num_frames: int = 0  # that made a sound
     silence_s: float = 0.0
     text_pads: int = 0
     starved_since_s: float | None = None
@@ -79,14 +86,3 @@ class Row:
             self.played = (self.played[0] - late_s, self.played[1])
         elif self.first_frame_s is not None:
             self.first_frame_s += late_s
-
-
-def window_ids(segment: Segment, text: WindowedText) -> list[int]:
-    """The text ids around the token being spoken."""
-    known = len(segment.tokens)
-    beyond = text.end_id if segment.closed else text.pad_id
-    ids = []
-    for offset in text.offsets:
-        k = segment.spoken + offset
-        ids.append(text.start_id if k < 0 else segment.tokens[k] if k < known else beyond)
-    return ids

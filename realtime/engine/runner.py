@@ -1,16 +1,14 @@
-"""Runs a batch: step inputs from rows, backbone, local decoder, codes back on the host."""
+"""Runs a batch of the embedded voice: step inputs from rows, backbone, local decoder, codes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from realtime.engine.row import Row, window_ids
+from realtime.engine.row import Row
 from realtime.engine.sampler import Sampler
-from realtime.engine.scheduler import Batch
+from realtime.engine.scheduler import Batch, StepOutput
+from realtime.engine.text import policy_of
 from realtime.models.base import Bundle
 
 MIN_WIDTH = 2  # one row alone is computed twice: see the note at Qwen3Backbone
@@ -23,50 +21,46 @@ class ModelRunner:
         self.spec = bundle.spec
         self._backbone, self._local = bundle.backbone, bundle.local
         self._sampler = Sampler(bundle.spec.sampling, bundle.spec.codec_codebooks, num_rows)
-        self._kv = bundle.backbone.new_kv(num_rows, bundle.spec.text.max_segment_frames + 1)
+        self._policy = policy_of(bundle.spec.text, bundle.spec.codebook_size)
+        self._kv = bundle.backbone.new_kv(num_rows, bundle.spec.text.max_positions)
 
     def open_row(self, row: Row) -> None:
         """A reused row behaves like a fresh one from here on."""
         self._sampler.set_row(row.index, row.sampling)
 
     @torch.inference_mode()
-    def run(
-        self, batch: Batch, allow_eos: Sequence[bool]
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """One frame per row: codes [n, K] and ok [n]."""
+    def run(self, batch: Batch) -> StepOutput:
+        """One frame per row."""
         if batch.is_partial:
             (row,) = batch.rows
             part = torch.from_numpy(row.segments[0].inputs[batch.start : batch.end].astype(np.int64))
             self._backbone.prefill(part, self._kv, row.index, batch.start)
-            return np.zeros((0, self.spec.num_codebooks), np.int64), np.zeros(0, np.bool_)
+            return StepOutput.nothing(self.spec.num_codebooks)
         rows = list(batch.rows)
         num_rows = len(rows)
-        eos = list(allow_eos)
         if num_rows < MIN_WIDTH:
-            rows, eos = rows * MIN_WIDTH, eos * MIN_WIDTH
+            rows = rows * MIN_WIDTH
         for row in batch.rows:
-            if row.position == 0:
+            if row.segments[0].num_frames == 0:
                 self._sampler.start_segment(row.index)
         self._sampler.prepare(
             [row.index for row in rows],
             [row.num_parts for row in rows],
             [row.segments[0].num_frames for row in rows],
-            eos,
+            [self._policy.may_stop(row.segments[0]) for row in rows],
         )
         if batch.phase == "prefill":
             (row,) = batch.rows
             inputs = torch.from_numpy(row.segments[0].inputs[batch.start :].astype(np.int64))
             hidden = self._backbone.prefill(inputs, self._kv, row.index, batch.start).expand(len(rows), -1)
-            row.position = batch.end - 1
         else:
-            text = self.spec.text
-            inputs = torch.tensor([[*window_ids(row.segments[0], text), *row.codes] for row in rows])
+            inputs = torch.tensor([[*self._policy.ids(row.segments[0]), *row.codes] for row in rows])
             index = torch.tensor([row.index for row in rows])
             positions = torch.tensor([row.position for row in rows])
             hidden = self._backbone.decode(inputs, self._kv, index, positions)
         out = self._local.frame(hidden, self._sampler)
-        codes, ok = out.codes.numpy(), out.ok.numpy()
+        codes, ok, stop = out.codes.numpy(), out.ok.numpy(), out.stop.numpy()
         self._sampler.commit(codes)
         for row in (row for row, is_ok in zip(batch.rows, ok, strict=False) if not is_ok):
             self._kv.clear(row.index)
-        return codes[:num_rows], ok[:num_rows]
+        return StepOutput(codes[:num_rows], ok[:num_rows], stop[:num_rows])

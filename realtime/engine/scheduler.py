@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from realtime.engine.cost import StepCost
 from realtime.engine.row import Row, Segment
+from realtime.engine.text import Codes, policy_of
 from realtime.errors import StageFailed
 from realtime.messages import (
     Drop,
@@ -28,6 +29,7 @@ from realtime.messages import (
     Frames,
     Note,
     Pace,
+    Prime,
     Prompt,
     Started,
     StreamId,
@@ -37,9 +39,8 @@ from realtime.messages import (
 )
 from realtime.models.base import ModelSpec
 
-MAX_FRAMES_AFTER_TEXT = 12  # of one segment, once all its tokens are spoken
 INTERVAL_MEMORY = 0.95  # about the last twenty steps
-MIN_PREFILL_POSITIONS = 16  # a smaller part would cost about as much
+PREFILL_TILE = 32  # parts of a prompt are cut at multiples: a smaller one would cost about as much
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,22 @@ class Batch:
         return self.phase == "prefill" and self.end < self.rows[0].segments[0].inputs.shape[0]
 
 
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What the model answered, a line per row of a batch: codes int64 [n, K]; ok bool [n], False where
+    its numbers were not finite; stop bool [n], True where it ended the segment and made no frame.
+    Nothing (n = 0) of a partial prefill."""
+
+    codes: npt.NDArray[np.int64]
+    ok: npt.NDArray[np.bool_]
+    stop: npt.NDArray[np.bool_]
+
+    @classmethod
+    def nothing(cls, num_codebooks: int) -> StepOutput:
+        none = np.zeros(0, np.bool_)
+        return cls(np.zeros((0, num_codebooks), np.int64), none, none)
+
+
 class Scheduler:
     """Owns the rows. `next` chooses, `commit` books what the model answered; both only talk to the
     rest of the world through `outbox`, vocoder messages in the order in which they must be sent."""
@@ -76,6 +93,7 @@ class Scheduler:
     def __init__(self, spec: ModelSpec, num_rows: int, pacing: Pacing | None = None) -> None:
         self.spec = spec
         self.num_rows = num_rows
+        self.policy = policy_of(spec.text, spec.codebook_size)
         self.pacing = pacing or Pacing()
         self.cost = StepCost()
         self.interval_s = 0.0  # between two frames of a running row, of late
@@ -111,10 +129,21 @@ class Scheduler:
                 whole=prompt.whole,
             )
             self.rows[prompt.stream_id] = row
+            if prompt.prime is not None and len(prompt.prime):
+                started = Started(row.timing, row.sampling.seed, row.priority, row.whole)
+                self.outbox.append(Prime(row.stream_id, prompt.prime, started))
         elif row.segments and not row.segments[-1].closed:
             row.segments[-1].closed = True  # a new segment ends the one before
-        segment = Segment(prompt.segment, prompt.inputs, prompt.silence_ms, closed=prompt.silence_ms > 0)
-        row.segments.append(segment)
+        row.segments.append(
+            Segment(
+                prompt.segment,
+                prompt.inputs,
+                prompt.silence_ms,
+                prompt.continued,
+                prompt.max_frames,
+                closed=prompt.silence_ms > 0,
+            )
+        )
         self._settle(row)
         return row if new else None
 
@@ -166,7 +195,7 @@ class Scheduler:
             if segment is None or row.held:
                 self._park(row, "hold" if row.held else "text")
                 continue
-            if not self._text_known(segment):
+            if not self.policy.is_known(segment):
                 self._park(row, "text")
                 if segment.num_frames and row.starved_since_s is None:
                     row.starved_since_s = now
@@ -207,7 +236,7 @@ class Scheduler:
             if self._prefilled_last and slack_s < self.cost.prefill_s(missing):
                 return None
             within = self.cost.positions_within(max(slack_s, step_s))
-            missing = min(missing, max(within, MIN_PREFILL_POSITIONS))
+            missing = min(missing, max(within // PREFILL_TILE, 1) * PREFILL_TILE)
         return Batch((first,), "prefill", segment.num_prefilled, segment.num_prefilled + missing)
 
     def _missing_s(self, row: Row) -> float:
@@ -247,14 +276,6 @@ class Scheduler:
                 running.append(row)
         return running
 
-    def allows_eos(self, row: Row) -> bool:
-        """The end of speech may come when the last token is being spoken and two frames are out."""
-        segment = row.segments[0]
-        return segment.closed and segment.spoken >= len(segment.tokens) - 1 and segment.num_frames >= 2
-
-    def _text_known(self, segment: Segment) -> bool:
-        return segment.closed or len(segment.tokens) >= segment.spoken + self.spec.text.min_lookahead + 1
-
     def _over_lead_s(self, row: Row, now: float) -> float:
         if row.max_lead_s is None:
             return 0.0
@@ -276,42 +297,46 @@ class Scheduler:
         else:
             self.cost.observe_prefill(batch.end - batch.start, took_s)
 
-    def commit(
-        self, batch: Batch, codes: npt.NDArray[np.int64], ok: npt.NDArray[np.bool_], now: float
-    ) -> None:
-        """Books a frame [n, K] for each row of the batch: text moves on, segments and streams end."""
+    def commit(self, batch: Batch, out: StepOutput, now: float) -> None:
+        """Books a frame for each row of the batch: text moves on, segments and streams end."""
         if batch.phase == "prefill":
-            batch.rows[0].segments[0].num_prefilled = batch.end
+            (row,) = batch.rows
+            row.segments[0].num_prefilled = batch.end
             if batch.is_partial:
                 return
-        spoke: list[int] = []
-        finished: list[int] = []
+        spoke: list[Row] = []
+        frames: list[Codes] = []
         started: list[Started | None] = []
         intervals_s: list[float] = []
         settled: list[Row] = []
-        for i, row in enumerate(batch.rows):
-            if not ok[i]:
-                self.remove(row.stream_id)
-                error = StageFailed("the model's numbers were not finite")
-                self.outbox.append(Drop(row.stream_id, "failed", error, row.text_pads))
+        for row, codes, ok, stop in zip(
+            batch.rows, out.codes.tolist(), out.ok.tolist(), out.stop.tolist(), strict=True
+        ):
+            if not ok:
+                self._fail(row, StageFailed("the model's numbers were not finite"))
                 continue
             settled.append(row)
             row.catch_up(now, self.spec.frame_s)
-            num_finished = self._book(row, codes[i])
-            if num_finished is not None:
-                spoke.append(i)
-                finished.append(num_finished)
+            heard = self._book(row, batch, tuple(codes), stop)
+            if heard is not None:
+                spoke.append(row)
+                frames.append(heard)
                 started.append(self._started(row, now) if row.num_frames == 1 else None)
                 intervals_s.append(now - row.since_s)
             row.since_s = now
         if spoke:
             interval_s = sum(intervals_s) / len(intervals_s)
             self.interval_s = INTERVAL_MEMORY * self.interval_s + (1 - INTERVAL_MEMORY) * interval_s
-            ids = tuple(batch.rows[i].stream_id for i in spoke)
-            frames = codes[spoke].astype(np.int16)
-            frames[:, self.spec.text.pace_codebook] = finished
-            prompts_s = sum(self._missing_s(row) for row in self._prompts)
-            self.outbox.append(Frames(ids, frames, tuple(started), tuple(intervals_s), prompts_s))
+            ids = tuple(row.stream_id for row in spoke)
+            self.outbox.append(
+                Frames(
+                    ids,
+                    np.array(frames, np.int16),
+                    tuple(started),
+                    tuple(intervals_s),
+                    sum(self._missing_s(row) for row in self._prompts),
+                )
+            )
         for row in settled:  # after the frames: nothing may follow a Finish
             limit = row.sampling.max_frames
             if limit is not None and row.num_frames >= limit:
@@ -322,49 +347,45 @@ class Scheduler:
     def fail(self, batch: Batch, error: StageFailed) -> None:
         """Closes every stream of a batch whose step raised."""
         for row in batch.rows:
-            if self.remove(row.stream_id) is not None:
-                self.outbox.append(Drop(row.stream_id, "failed", error, row.text_pads))
+            self._fail(row, error)
 
-    def _book(self, row: Row, codes: npt.NDArray[np.int64]) -> int | None:
-        """Advances a row by one frame; the number of tokens it finished, None if it makes no sound."""
-        text = self.spec.text
+    def _fail(self, row: Row, error: StageFailed) -> None:
+        if self.remove(row.stream_id) is not None:
+            self.outbox.append(Drop(row.stream_id, "failed", error, row.text_pads))
+
+    def _book(self, row: Row, batch: Batch, codes: Codes, stop: bool) -> Codes | None:
+        """Advances a row by one step; what the vocoder gets of its frame, None if it makes no sound."""
         segment = row.segments[0]
-        if codes[text.pace_codebook] == text.eos:
-            segment.spoken = len(segment.tokens)
+        row.position = segment.start + batch.end if batch.phase == "prefill" else row.position + 1
+        if stop:
             self._end_part(row)
             return None
-        known = len(segment.tokens)
-        if segment.num_frames >= text.frame_cap(known, segment.closed) or (
-            segment.closed and segment.frames_after_text >= MAX_FRAMES_AFTER_TEXT
-        ):
+        if self.policy.is_full(segment):
             # The step beyond the cap was only the chance to end by itself.
             self._cap(row)
             return None
-        if not segment.closed and segment.spoken + text.offsets[-1] >= known:
-            row.text_pads += 1
-        if segment.closed and segment.spoken >= known:
-            segment.frames_after_text += 1
-        num_finished = min(int(codes[text.pace_codebook]), known - segment.spoken)
-        segment.spoken += num_finished
+        heard = self.policy.advance(row, codes)
         segment.num_frames += 1
-        row.position += 1
-        row.num_frames += 1
-        row.codes = tuple(int(code) for code in codes)
-        return num_finished
+        row.codes = codes
+        if heard is not None:
+            row.num_frames += 1
+        elif self.policy.is_lost(segment):
+            self._end_part(row)
+        return heard
 
     def _cap(self, row: Row) -> None:
         segment = row.segments[0]
-        if segment.spoken == 0:
+        capped = self.policy.capped(segment)
+        if capped == "limit":
             self._limit(row)
             return
-        rest = segment.tokens[segment.spoken :]
-        if rest or not segment.closed:
+        if capped == "again":
             again = Segment(
                 segment.index,
                 segment.inputs,
                 offset=segment.offset + segment.spoken,
                 frames_before=segment.frames_before + segment.num_frames,
-                tokens=rest,
+                tokens=segment.tokens[segment.spoken :],
                 closed=segment.closed,
             )
             row.segments.insert(1, again)
@@ -378,13 +399,12 @@ class Scheduler:
 
     def _end_part(self, row: Row) -> None:
         """Takes the head segment off and makes the row ready for the next one."""
-        segment = row.segments.popleft()
-        row.position = 0
+        segment = row.before = row.segments.popleft()
         row.num_parts += 1
         row.codes = self.spec.first_codes
         row.starved_since_s = None
         if not (row.segments and row.segments[0].index == segment.index):
-            num_frames = segment.frames_before + segment.num_frames
+            num_frames = segment.frames_before + segment.num_frames - segment.num_mute
             self.outbox.append(Note(row.stream_id, segment.index, row.num_frames, "segment_end", num_frames))
 
     def _settle(self, row: Row) -> None:
@@ -402,9 +422,21 @@ class Scheduler:
                 Note(row.stream_id, segment.index, row.num_frames, "silence", segment.silence_ms),
                 Note(row.stream_id, segment.index, row.num_frames, "segment_end", 0),
             ]
-        if row.text_ended and not row.segments:
+        if row.segments and not row.segments[0].begun:
+            self._begin(row)
+        elif row.text_ended and not row.segments:
             self.remove(row.stream_id)
             self.outbox.append(Finish(row.stream_id, "done", row.text_pads))
+
+    def _begin(self, row: Row) -> None:
+        """The head segment's turn has come: what is prefilled depends on what the one before has left."""
+        segment = row.segments[0]
+        segment.inputs, segment.start = self.policy.opening(row, segment)
+        segment.begun = True
+        row.position = segment.start
+        missing = segment.start + segment.inputs.shape[0] - self.spec.text.max_positions
+        if missing >= 0:
+            self._fail(row, StageFailed(f"the prompt is {missing + 1} positions too long for the model"))
 
     def _started(self, row: Row, now: float) -> Started:
         row.first_frame_s = now

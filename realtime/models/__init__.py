@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from realtime.errors import ModelError
 from realtime.models.base import Bundle
 
 EMBEDDED = Path(__file__).parent.parent / "wren"
 
 
-def load(path: str) -> Bundle:
-    """`wren` is the embedded voice, anything else a model folder; raises ModelError."""
-    from realtime.models.moss import load_realtime
+def load(
+    path: str,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    codec: str = "",
+    num_streams: int = 1,
+    num_references: int = 0,
+) -> Bundle:
+    """`wren` is the embedded voice, anything else a model folder or a hub's org/name; `codec` is used
+    instead of the one that the model's files name. An official model is loaded only if there is memory
+    for so many streams, and so many references encoded at once. Raises ModelError."""
+    from realtime.models.loading import load_any  # torch: not for those who need a ModelSpec alone
 
-    folder = EMBEDDED if path == "wren" else Path(path).expanduser()
-    if not folder.is_dir():
-        raise ModelError(f"{folder} is no folder: model.path is 'wren' (embedded) or a model folder")
-    return load_realtime(folder)
+    return load_any(path, device, dtype, codec, num_streams, num_references)

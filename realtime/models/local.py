@@ -30,7 +30,8 @@ class LocalTransformer:
     """Emits K codes from one hidden state.
 
     `allowed[k]` are the ids codebook k may emit, in the order in which their logits reach the
-    picker; heads keep only these rows, so nothing has to be masked later.
+    picker; heads keep only these rows, so nothing has to be masked later. The last id of codebook 0
+    ends the segment.
     """
 
     def __init__(
@@ -79,4 +80,5 @@ class LocalTransformer:
             codes.append(self.allowed[i][sampling.pick(i, logits)])
             if i + 1 < num_codebooks:
                 x = F.embedding(codes[-1], self.inputs[i])
-        return FrameOutput(torch.stack(codes, dim=1), torch.isfinite(logits).all(1))
+        stop = codes[0] == self.allowed[0][-1]
+        return FrameOutput(torch.stack(codes, dim=1), torch.isfinite(logits).all(1), stop)

@@ -1,21 +1,18 @@
-"""The MOSS-TTS-Realtime family on disk: config files and tensor maps to a Bundle.
-
-Served so far: checkpoints with a pace codebook and a text window (Wren's format).
+"""Wren on disk: config files and tensor maps to a Bundle. Its format is MOSS-TTS-Realtime's, with a pace
+codebook and a text window.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 
 from realtime.errors import ModelError
+from realtime.messages import SpeechRequest, StreamId, VoiceCodes
 from realtime.models.base import Bundle, ModelSpec, SamplingDefaults, WindowedText
+from realtime.models.fields import Fields
 from realtime.models.local import LocalTransformer
 from realtime.models.qwen3 import Qwen3Backbone, Qwen3Config
 from realtime.models.small import SmallBackbone, SmallLocal
@@ -26,62 +23,9 @@ from realtime.models.wren_feed import WrenFeed
 # In the official checkpoint this is a copy of text channel 0; nothing reads it.
 DUPLICATE_EMBEDDING = frozenset({"language_model.embed_tokens.weight"})
 
-
 # Against a forced alignment (scripts/word-accuracy) Wren's words begin 82 ms later by the pace codes than
 # in its audio, evenly: the codes count a token one frame after its sound.
 PACE_LAG_FRAMES = 1.0
-
-
-class Fields:
-    """One JSON object of a model folder, read strictly: every miss names file and key."""
-
-    def __init__(self, values: Mapping[str, Any], path: str) -> None:
-        self._values = values
-        self._path = path
-
-    @classmethod
-    def load(cls, path: Path) -> Fields:
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ModelError(f"{path} is missing or can't be read: the folder needs this file") from error
-        except ValueError as error:
-            raise ModelError(f"{path} is no valid JSON: {error}") from error
-        if not isinstance(values, dict):
-            raise ModelError(f"{path} must hold a JSON object")
-        return cls(values, str(path))
-
-    def get(self, key: str) -> Any:
-        if key not in self._values:
-            raise ModelError(f"{self._path}: missing key {key!r}")
-        return self._values[key]
-
-    def integer(self, key: str) -> int:
-        value = self.get(key)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ModelError(f"{self._path}: {key!r} must be an integer, got {value!r}")
-        return value
-
-    def number(self, key: str) -> float:
-        value = self.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ModelError(f"{self._path}: {key!r} must be a number, got {value!r}")
-        return float(value)
-
-    def items(self, key: str) -> list[Any]:
-        value = self.get(key)
-        if not isinstance(value, list):
-            raise ModelError(f"{self._path}: {key!r} must be a list, got {value!r}")
-        return value
-
-    def object(self, key: str) -> Fields:
-        value = self.get(key)
-        if not isinstance(value, dict):
-            raise ModelError(f"{self._path}: {key!r} must be an object, got {value!r}")
-        return Fields(value, f"{self._path}: {key}")
-
-    def has(self, key: str) -> bool:
-        return key in self._values
 
 
 def load_realtime(folder: Path) -> Bundle:
@@ -95,8 +39,7 @@ def load_realtime(folder: Path) -> Bundle:
         )
     if not processor.has("text_window"):
         raise ModelError(
-            f"{folder}/processor_config.json: no 'text_window'; a checkpoint whose text is pushed"
-            " one token per frame is not served yet"
+            f"{folder}/processor_config.json: no 'text_window', but {folder}/config.json has text_channels"
         )
     num_codebooks = config.integer("rvq")
     vocab_size = config.integer("audio_vocab_size")
@@ -179,7 +122,11 @@ def load_realtime(folder: Path) -> Bundle:
         pace_lag_frames=PACE_LAG_FRAMES,
         delay_ms=1000 * codec_config.frame_hop / codec_config.sample_rate,
     )
-    feed = partial(WrenFeed, text=text, tokenizer=_tokenizer(folder), num_codebooks=num_codebooks)
+    tokenizer = _tokenizer(folder)
+
+    def feed(stream_id: StreamId, request: SpeechRequest, voice: VoiceCodes | None = None) -> WrenFeed:
+        return WrenFeed(stream_id, request, text, tokenizer, num_codebooks)
+
     return Bundle(spec, SmallBackbone(backbone), SmallLocal(local), codec, feed)
 
 

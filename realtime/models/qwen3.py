@@ -27,6 +27,7 @@ class Qwen3Config:
     intermediate_size: int
     rope_theta: float
     rms_norm_eps: float
+    attention_bias: bool = False
 
 
 def rope_table(config: Qwen3Config, num_positions: int) -> Tensor:
@@ -231,9 +232,12 @@ class Qwen3Backbone:
         """Step inputs int64 [n, W+K] -> [n, H]."""
         return F.embedding(inputs + self.offsets, self.embedding).sum(1)
 
-    def decode(self, inputs: Tensor, kv: RowKV, rows: Tensor, positions: Tensor) -> Tensor:
+    def decode(
+        self, inputs: Tensor, kv: RowKV, rows: Tensor, positions: Tensor, span: int | None = None
+    ) -> Tensor:
         """One position of each given row: inputs int64 [n, W+K], rows and positions int64 [n]
-        (rows ascending; a repeated row must repeat its input) -> last hidden [n, H]."""
+        (rows ascending; a repeated row must repeat its input) -> last hidden [n, H]. The positions
+        themselves tell how far to read, `span` is not needed."""
         c, n = self.config, inputs.shape[0]
         place = kv.place(rows, positions)
         rope = self.rope[positions]

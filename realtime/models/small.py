@@ -133,7 +133,8 @@ class SmallLocal:
             codes.append(self._allowed[i][sampling.pick(i, logits).numpy()])
             if i + 1 < len(heads):
                 np.take(self._inputs[i], codes[-1], axis=0, out=m.x)
-        return FrameOutput(torch.from_numpy(np.stack(codes, axis=1)), torch.isfinite(logits).all(1))
+        stop = torch.from_numpy(codes[0] == self._allowed[0][-1])
+        return FrameOutput(torch.from_numpy(np.stack(codes, axis=1)), torch.isfinite(logits).all(1), stop)
 
     def _memory_for(self, n: int) -> tuple[Lines, Floats, Floats]:
         if n not in self._memory:
@@ -160,7 +161,9 @@ class SmallBackbone:
     def prefill(self, inputs: Tensor, kv: RowKV, row: int, start: int) -> Tensor:
         return self._backbone.prefill(inputs, kv, row, start)
 
-    def decode(self, inputs: Tensor, kv: RowKV, rows: Tensor, positions: Tensor) -> Tensor:
+    def decode(
+        self, inputs: Tensor, kv: RowKV, rows: Tensor, positions: Tensor, span: int | None = None
+    ) -> Tensor:
         """As `Qwen3Backbone.decode`; what is returned is overwritten by the next step of this width."""
         c, n = self._backbone.config, inputs.shape[0]
         if n not in self._memory:

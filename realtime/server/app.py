@@ -45,6 +45,7 @@ class App:
             Route("/readyz", self._ready),
             Route("/metrics", self._metrics),
             Route("/v1/models", self._models),
+            Route("/v1/voices", self._voices),
             WebSocketRoute(STREAM_PATH, self._stream),
         ]
 
@@ -112,6 +113,25 @@ class App:
                 ],
                 "defaults": Settings().as_dict(),
                 "limits": self._limits.as_dict(),
+            }
+        )
+
+    async def _voices(self, request: Request) -> Response:
+        if not _same_token(self._config.token, auth_token([], request.query_params, request.headers)):
+            return JSONResponse({"error": "unauthorized"}, 401)
+        if not self._runtime.ready:
+            return await self._ready(request)
+        voices = self._runtime.voices
+        return JSONResponse(
+            {
+                "voices": [
+                    {
+                        "voice_id": name,
+                        "name": name,
+                        "category": "cloned" if voices is not None and name in voices else "premade",
+                    }
+                    for name in self._runtime.spec.voices
+                ]
             }
         )
 

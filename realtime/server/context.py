@@ -103,7 +103,7 @@ class Context:
         self._spoken_char = 0
         self._num_queued_samples = 0
         self._playout: tuple[float, float] | None = None  # reported position, and the clock less pauses
-        self._narration = Narration(spec, stream.feed, phonemes=settings.phonemes)
+        self._narration = Narration(spec, stream, phonemes=settings.phonemes)
         self._teller = Teller(id, settings.words, is_estimate=not spec.tells_pace)
         self._onset_native: int | None = None
         self._timing: Timing | None = None

@@ -102,7 +102,7 @@ class Session:
                     native_rate=spec.sample_rate,
                     defaults=self._settings,
                     limits=self._limits,
-                    voices_url="/v1/models",
+                    voices_url="/v1/voices",
                 )
             )
             self._warn_unsupported({"phonemes": self._settings.phonemes})

@@ -47,6 +47,8 @@ class Slot:
     notes: deque[Note] = field(default_factory=deque)
     finish: Finish | None = None
     num_decoded: int = 0
+    num_flying: int = 0  # frames in steps that have begun and are not complete
+    num_prime: int = 0  # of the pending frames, those in front that are decoded unheard
     silence_s: float = 0.0
     first_sent_s: float | None = None
     oldest_pending_s: float = 0.0  # when the oldest pending frame came
@@ -79,6 +81,8 @@ class Slot:
 
     def next_boundary(self) -> int | None:
         """The frame count at which the next segment end or pause that is known lies."""
+        if self.num_prime:
+            return self.num_decoded + self.num_prime
         for note in self.notes:
             if note.kind in ("segment_end", "silence"):
                 return note.frame

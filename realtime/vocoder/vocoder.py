@@ -6,9 +6,10 @@ import heapq
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ from realtime.messages import (
     Frames,
     Note,
     Pace,
+    Prime,
     Started,
     StreamEvent,
     StreamId,
@@ -43,17 +45,22 @@ from realtime.vocoder.policy import (
 from realtime.vocoder.slot import COMMON_MEMORY, Interval, Slot
 
 LOAD_WINDOW_S = 1.0
+AHEAD_S = 0.004  # before a step in flight ends: what choosing and launching the next one takes
 FIRST_INTERVAL_SHARE = 0.25  # of a frame's length, before anything is known
 
 logger = logging.getLogger(__name__)
 
 
 class Codec(Protocol):
-    """A CodecRunner is one."""
+    """A CodecRunner is one. Up to `num_ahead` steps may be launched before the one before is collected."""
+
+    num_ahead: int
 
     def reset(self, slot: int, seed: int) -> None: ...
 
-    def run(self, frames: npt.NDArray[np.int64], slots: list[int]) -> list[npt.NDArray[np.float32]]: ...
+    def launch(self, frames: npt.NDArray[np.int64], slots: list[int]) -> Any: ...
+
+    def collect(self, launched: Any) -> list[npt.NDArray[np.float32]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +106,8 @@ class Vocoder:
         self._busy_s = 0.0  # of the last LOAD_WINDOW_S, decayed
         self._busy_at_s = clock()
         self._began_s = -math.inf  # the last step
+        self._ended_s = -math.inf  # the last one that is complete
+        self._launched: deque[tuple[Work, Any]] = deque()
         self._prompts_s = 0.0  # what waits in front of the next frames
         self._decoding: tuple[Slot, ...] = ()
         self._events: list[StreamEvent] = []
@@ -116,6 +125,11 @@ class Vocoder:
 
     def handle(self, message: VocoderMessage) -> None:
         match message:
+            case Prime():
+                slot = self._open(message.stream_id, message.started, self._clock())
+                if slot is not None:
+                    slot.num_prime = message.codes.shape[0]
+                    slot.pending.extend(message.codes)
             case Frames():
                 self._take(message)
             case Note():
@@ -149,10 +163,22 @@ class Vocoder:
         self._send()
 
     def step(self) -> float | None:
+        """Where the codec can run ahead, the next step is launched shortly before the one in flight ends:
+        no sooner, since whoever is ready by then shares it."""
+        if self._launched and (wait_s := self._until_end_s(self._launched[0][0]) - AHEAD_S) > 0:
+            return wait_s
         work = self.begin()
-        if not isinstance(work, Work):
+        if isinstance(work, Work):
+            launched = self._codec.launch(work.frames, [slot.index for slot in work.slots])
+            self._launched.append((work, launched))
+            if len(self._launched) <= self._codec.num_ahead:
+                self._decoding = ()  # it is in hand again when it is collected
+                return 0.0
+        elif not self._launched:
             return work
-        self.complete(work, self._codec.run(work.frames, [slot.index for slot in work.slots]))
+        work, launched = self._launched.popleft()
+        self._decoding = work.slots
+        self.complete(work, self._codec.collect(launched))
         return 0.0
 
     def begin(self) -> Work | float | None:
@@ -168,8 +194,9 @@ class Vocoder:
         self._began_s = now
         self._decoding = tuple(by_index[index] for index in chosen.slots)
         for slot in self._decoding:
-            if slot.num_decoded == 0:
+            if slot.num_decoded == slot.num_prime == slot.num_flying == 0:
                 slot.timing = replace(slot.timing, chunk_full_s=now)
+            slot.num_flying += chosen.num_frames
         taken = [[slot.pending.popleft() for _ in range(chosen.num_frames)] for slot in self._decoding]
         return Work(self._decoding, np.array(taken, np.int64), now)
 
@@ -178,11 +205,19 @@ class Vocoder:
         self._decoding = ()
         now = self._clock()
         num_frames = work.frames.shape[1]
-        self._account(work.began_s, now, len(work.slots), num_frames)
+        # One that waited for another step on the device took as long as it had that for itself.
+        self._account(max(work.began_s, self._ended_s), now, len(work.slots), num_frames)
+        self._ended_s = now
         marks = work.frames[..., : self.spec.codec_codebooks.start].astype(np.int16)
         for slot, sound, marked in zip(work.slots, pcm, marks, strict=True):
+            slot.num_flying -= num_frames
             if self.slots.get(slot.stream_id) is not slot:
                 continue  # dropped while its step ran
+            if slot.num_prime:  # a chunk ends where they do
+                slot.num_prime -= num_frames
+                slot.oldest_pending_s = now
+                self._close_if_drained(slot)
+                continue
             timing = None
             lead_s = slot.lead_s(now, self._policy.frame_s)
             if lead_s is not None and lead_s < math.inf and not slot.whole:
@@ -216,17 +251,18 @@ class Vocoder:
     def warm_up(self) -> None:
         """Runs every step size, alone and in company, so that the first stream finds memory, kernels
         and the cost model warm."""
-        slots = list(range(min(len(self._free), 4)))
-        for width in sorted({1, len(slots)}):
-            for frames in STEP_FRAMES[:6]:
+        slots = list(range(len(self._free)))
+        widths = self._policy.buckets or sorted({1, min(len(slots), 4)})
+        for width in widths:
+            for frames in STEP_FRAMES if self._policy.buckets else STEP_FRAMES[:6]:
                 for repeat in range(2):
                     for index in slots[:width]:
                         self._codec.reset(index, 0)
                     codes = np.zeros((width, frames, self.spec.num_codebooks), np.int64)
                     start = self._clock()
-                    self._codec.run(codes, slots[:width])
+                    self._codec.collect(self._codec.launch(codes, slots[:width]))
                     if repeat:
-                        self.cost.observe(width, frames, self._clock() - start)
+                        self.cost.observe(self._policy.lanes(width), frames, self._clock() - start)
 
     def load(self, now: float) -> float:
         """The busy share of about the last second."""
@@ -240,7 +276,12 @@ class Vocoder:
         self._prompts_s = message.prompts_s
         for i, stream_id in enumerate(message.stream_ids):
             started, codes = message.started[i], message.codes[i]
-            slot = self._open(stream_id, started, now) if started is not None else self.slots.get(stream_id)
+            slot = self.slots.get(stream_id)
+            if started is not None:
+                if slot is None:
+                    slot = self._open(stream_id, started, now)
+                else:
+                    slot.timing = started.timing  # it has been primed meanwhile
             if slot is None:
                 continue  # closed here while its last frames were on their way
             own = codes[self.spec.codec_codebooks]
@@ -280,11 +321,13 @@ class Vocoder:
 
     def _view(self, slot: Slot, now: float) -> SlotView:
         lead_s = slot.lead_s(now, self._policy.frame_s)
+        if slot.num_flying and not slot.num_prime:  # it will be there before what is launched now
+            lead_s = (lead_s or 0.0) + slot.num_flying * self._policy.frame_s
         since_s = slot.timing.trigger_s if lead_s is None else slot.oldest_pending_s
         num_pending = len(slot.pending)
         boundary = slot.next_boundary()
         if boundary is not None:  # a chunk ends where a segment does: what follows may be a pause
-            num_pending = min(num_pending, boundary - slot.num_decoded)
+            num_pending = min(num_pending, boundary - slot.num_decoded - slot.num_flying)
         return SlotView(
             slot.index,
             num_pending,
@@ -297,6 +340,12 @@ class Vocoder:
             slot.priority,
             slot.whole,
         )
+
+    def _until_end_s(self, work: Work) -> float:
+        """Of a step in flight, as far as its cost is known."""
+        width, num_frames = self._policy.lanes(len(work.slots)), work.frames.shape[1]
+        began_s = max(work.began_s, self._ended_s)
+        return began_s + self.cost.step_s(width, num_frames) - self._clock()
 
     def _account(self, start: float, now: float, width: int, num_frames: int) -> None:
         self.num_steps += 1
@@ -324,7 +373,7 @@ class Vocoder:
             self._events.append(note)
 
     def _close_if_drained(self, slot: Slot) -> None:
-        if slot.finish is not None and not slot.pending and slot not in self._decoding:
+        if slot.finish is not None and not slot.pending and not slot.num_flying:
             assert not slot.notes, slot.notes
             self._close(slot, slot.finish.reason, None, slot.finish.text_pads)
 

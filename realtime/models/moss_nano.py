@@ -1,0 +1,148 @@
+"""MOSS-TTS-Nano on disk: its config and tensor names to a Bundle.
+
+Source: the module tree of OpenMOSS MOSS-TTS-Nano; backbone and local transformer are GPT2-style, the
+decision whether to go on is two rows of the token table, heads are the embedding tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from realtime.errors import ModelError
+from realtime.models.backbone import RowBackbone
+from realtime.models.base import Bundle, ModelSpec, SamplingDefaults, WholeText
+from realtime.models.clause_feed import ClauseFeed
+from realtime.models.fields import Fields
+from realtime.models.frames import TiedFrames
+from realtime.models.official import (
+    load_codec_for,
+    read_codebook_size,
+    read_gpt2,
+    read_ids,
+    read_pad_code,
+    take_tables,
+    with_zero_rows,
+)
+from realtime.models.prompts import ClausePrompts, PromptIds
+from realtime.models.stack import GPT2Config, gpt2_stack
+from realtime.models.tokenizers import SentencePieceTokenizer
+from realtime.models.weights import Tensors
+
+MAX_POSITIONS = 2048  # a prompt with a reference of a minute, the segment before and a segment
+MAX_SEGMENT_FRAMES = 375  # 30 s, what the official service allows
+
+
+@dataclass(frozen=True, slots=True)
+class NanoConfig:
+    language: GPT2Config
+    local: GPT2Config
+    vocab_size: int
+    num_codebooks: int
+    codebook_size: int
+    ids: PromptIds
+    pad_code: int
+    sample_rate: int
+    max_positions: int
+
+    @classmethod
+    def load(cls, folder: Path) -> NanoConfig:
+        """Raises ModelError that names file and key."""
+        fields = Fields.load(folder / "config.json")
+        values = fields.object("gpt2_config")
+        num_codebooks = fields.integer("n_vq")
+        codebook_size = read_codebook_size(fields, num_codebooks)
+        vocab_size = values.integer("vocab_size")
+        language = read_gpt2(values, values.integer("n_layer"))
+        local = replace(
+            language,
+            num_layers=fields.integer("local_transformer_layers", 1),
+            num_positions=num_codebooks + 1,
+        )
+        return cls(
+            language=language,
+            local=local,
+            vocab_size=vocab_size,
+            num_codebooks=num_codebooks,
+            codebook_size=codebook_size,
+            ids=read_ids(fields, vocab_size),
+            pad_code=read_pad_code(fields, codebook_size),
+            sample_rate=fields.integer("audio_tokenizer_sample_rate", 48000),
+            max_positions=min(MAX_POSITIONS, values.integer("n_positions", MAX_POSITIONS)),
+        )
+
+    @property
+    def text(self) -> WholeText:
+        frames = min(MAX_SEGMENT_FRAMES, self.max_positions // 2)
+        return WholeText(self.ids.assistant_slot, frames, self.max_positions)
+
+
+def load_nano(
+    folder: Path, device: torch.device, dtype: torch.dtype, codec_folder: Path, depth: int | None = None
+) -> Bundle:
+    """Raises ModelError that says what is wrong with the folder. `depth`: generate only so many
+    codebooks, which is faster and sounds rougher."""
+    config = NanoConfig.load(folder)
+    depth = config.num_codebooks if depth is None else depth
+    if not 1 <= depth <= config.num_codebooks:
+        raise ModelError(f"{folder}: a depth of {depth} codebooks, the model has {config.num_codebooks}")
+    backbone, local = load_nano_lm(folder, config, device, dtype, depth)
+    codec = load_codec_for(
+        folder,
+        codec_folder,
+        device,
+        dtype,
+        num_codebooks=depth,
+        codebook_size=config.codebook_size,
+        sample_rate=config.sample_rate,
+    )
+    spec = ModelSpec(
+        name=folder.name,
+        num_codebooks=config.num_codebooks,
+        codec_codebooks=slice(0, depth),
+        codebook_size=config.codebook_size,
+        frame_rate=codec.frame_rate,
+        sample_rate=codec.sample_rate,
+        channels=codec.channels,
+        hop=codec.hop,
+        first_codes=(config.pad_code,) * config.num_codebooks,
+        text=config.text,
+        sampling=SamplingDefaults((0.8,) * config.num_codebooks, 25, 0.95, 1.2, rule="local"),
+        languages=(),
+        voices=(),
+        tells_pace=False,
+    )
+    tokenizer = SentencePieceTokenizer(folder / "tokenizer.model")
+    prompts = ClausePrompts(tokenizer, config.ids, config.num_codebooks, config.pad_code, has_controls=False)
+    return Bundle(
+        spec=spec,
+        backbone=backbone,
+        local=local,
+        decoder=codec.decoder,
+        feed=partial(ClauseFeed, prompts=prompts, text=config.text),
+        encoder=codec.encoder,
+        device=str(device),
+    )
+
+
+def load_nano_lm(
+    folder: Path, config: NanoConfig, device: torch.device, dtype: torch.dtype, depth: int
+) -> tuple[RowBackbone, TiedFrames]:
+    c, hidden = config, config.language.hidden_size
+    tensors = Tensors(folder, dtype=dtype, device=device)
+    text = tensors.take("transformer.wte.weight", c.vocab_size, hidden)
+    tables = take_tables(tensors, "audio_embeddings", c.num_codebooks, c.codebook_size, hidden)
+    tensors.discard("text_lm_head.weight", *(f"audio_lm_heads.{k}.weight" for k in range(c.num_codebooks)))
+    backbone = RowBackbone(
+        gpt2_stack(tensors, c.language, c.max_positions, "transformer"),
+        text,
+        [with_zero_rows(table, c.pad_code + 1) for table in tables],
+    )
+    stack = gpt2_stack(tensors, c.local, c.num_codebooks + 1, "local_transformer")
+    tensors.finish()
+    decision, slot = text[[c.ids.assistant_slot, c.ids.audio_end]], text[c.ids.assistant_slot]
+    local = TiedFrames(stack, tables[:depth], decision, c.num_codebooks, c.pad_code, slot)
+    return backbone, local
