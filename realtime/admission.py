@@ -15,13 +15,13 @@ from realtime.vocoder.cost import CostModel
 # F frames start a stream without a gap while v + jitter is at most F * (frame - s). One that starts
 # earlier than with fixed chunks of five may have four, so s may be at most frame - (v + jitter) / 4.
 START_FRAMES = 4
-MOST, LEAST = 0.75, 0.4  # of a frame, whatever was measured: starts come in bursts
+MOST, LEAST = 0.7, 0.4  # of a frame, whatever was measured: starts come in bursts
 LONG_FRAMES = 25  # of a step that is as cheap per frame as can be while anybody listens
 FIRST_HOLD_S = 2.0  # how long a stream keeps its permit, before one has given it back
 MEMORY = 0.95
 MARGIN = 2.33  # standard deviations: 99 in 100
 MIN_RETRY_S = 0.1
-MIN_STARTING = 8  # starts at once are never held back below this
+MIN_STARTING = 5  # starts at once are never held back below this
 
 
 class Admission:
@@ -89,5 +89,10 @@ class Admission:
             wait_s = self.first_s * (1 + num_waiting / MIN_STARTING)
         else:
             wait_s = self.wait_s(num_waiting - num_open, limit)
+        return self.late_s(wait_s)
+
+    def late_s(self, wait_s: float = 0.0) -> float | None:
+        """None if a stream with a permit after `wait_s` is expected to be heard within the budget, else
+        how much later, and so when to come back."""
         late_s = wait_s + self.first_s - self.budget_s
         return None if late_s <= 0 else max(late_s, MIN_RETRY_S)

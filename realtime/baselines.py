@@ -19,6 +19,18 @@ def fixed_1_25(slots: Sequence[SlotView], recent: Recent, policy: ChunkPolicy, c
     return _thresholds(slots, policy, first=1, floor=None)
 
 
+def one_at_end(slots: Sequence[SlotView], recent: Recent, policy: ChunkPolicy, cost: Cost) -> Plan:
+    """Each utterance in one chunk when it is complete; those of one length go together."""
+    complete = sorted(
+        (slot for slot in slots if slot.closing and slot.num_pending), key=lambda s: -s.pending_s
+    )
+    if not complete:
+        return Plan((), 0, None)
+    num_frames = complete[0].num_pending
+    same = [slot.index for slot in complete if slot.num_pending == num_frames]
+    return Plan(tuple(same[: policy.buckets[-1]] if policy.buckets else same), num_frames, 0.0)
+
+
 def _thresholds(slots: Sequence[SlotView], policy: ChunkPolicy, first: int, floor: int | None) -> Plan:
     def is_ready(slot: SlotView) -> bool:
         return slot.num_pending >= (first if slot.lead_s is None else 25)

@@ -1,5 +1,6 @@
 """`realtime bench`: a server under load over real sockets, streaming beside whole utterances; or, with
-`--simulate`, the scheduler alone; or, with `--words`, what word times cost.
+`--simulate`, the scheduler alone; or, with `--words`, what word times cost; or, with `--dummy-weights`
+and `--decode`, single steps.
 
 Without a URL it runs servers of its own, one for each mode, and loads them in turns, so that whatever
 else the machine does meets both.
@@ -12,8 +13,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
-import platform
 import random
 import re
 import sys
@@ -21,10 +20,9 @@ import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
 from rich.console import Console
@@ -32,7 +30,9 @@ from rich.table import Table
 
 from realtime import compare, pairs, plots
 from realtime.client import Context, Event, Session, connect
+from realtime.config import DTYPES
 from realtime.errors import ConfigError, StageFailed
+from realtime.machine import machine, title
 from realtime.probe import DEFAULT_URL, Turn, deltas, measure, percentiles
 
 Mode = Literal["streaming", "whole"]
@@ -50,6 +50,8 @@ TEXTS = (
 )
 START_TIMEOUT_S = 120.0
 CONTEXTS_PER_SOCKET = 16
+ENOUGH = 2000  # utterances, to tell a C50 of 99.8 %
+REFUSALS = 20  # per utterance that is to be heard: then a server takes nobody
 _READY = re.compile(r"(ws://\S+)")
 _SAMPLE = re.compile(r'^([a-z_]+)(?:\{stage="(\w+)"\})? ([-+.e0-9]+)$', re.MULTILINE)
 
@@ -138,7 +140,10 @@ class _Run:
         await self._is_warm.wait()
         while self._left > 0:
             self._left -= 1
+            num_refused = self._tally.refused
             await self._speak(session, stream)
+            if num_refused < self._tally.refused < REFUSALS * self._load.num_utterances:
+                self._left += 1  # so many are to be heard
         self._stop()
 
     def _start(self) -> None:
@@ -153,14 +158,17 @@ class _Run:
         tally, text = self._tally, self._random.choice(self._load.texts)
         context = session.context(seed=self._random.randrange(2**31))
         events: list[Event] = []
+        rate = 1  # of the samples; told before the first of them
         sent_s = time.perf_counter()
         sender = asyncio.create_task(self._send(context, text))
         try:
             async with asyncio.timeout(self._load.timeout_s):
                 async for event in context:
                     events.append(event)
+                    if event.type == "ctx.started":
+                        rate = cast(Mapping[str, int], event.message["format"])["sample_rate"]
                     if event.frame is not None:
-                        self._count_audio(event)
+                        self._count_audio(event, rate)
         except TimeoutError:
             tally.errors.append(f"not done after {self._load.timeout_s:g} s")
             await context.cancel()
@@ -182,10 +190,10 @@ class _Run:
         arrivals = [event.received_s for event in events if event.frame is not None]
         tally.gaps_ms += [(b - a) * 1e3 for a, b in pairwise(arrivals)]
 
-    def _count_audio(self, event: Event) -> None:
+    def _count_audio(self, event: Event, rate: int) -> None:
         tally, frame = self._tally, event.frame
         if frame is not None and tally.began_s and not tally.ended_s:
-            tally.audio_s += frame.num_samples / 48_000
+            tally.audio_s += frame.num_samples / rate
 
     async def _refused(self, event: Event, sent_s: float, counts: bool) -> None:
         message = event.message
@@ -341,20 +349,6 @@ def table_of(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
     return table
 
 
-def machine() -> dict[str, str]:
-    cpu = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-        cpu = names[0] if names else cpu
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {
-        "cpu": cpu,
-        "cores": str(cores),
-        "python": platform.python_version(),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-    }
-
-
 # ---- command line
 
 
@@ -369,6 +363,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--simulate", action="store_true", help="no server: both schedulers on a fake clock")
     kind.add_argument("--words", action="store_true", help="only: what word times cost in first audio")
+    kind.add_argument(
+        "--dummy-weights",
+        metavar="MODEL",
+        help="no server: steps of local-v1.5, realtime, nano or tiny with random weights, for --streams rows",
+    )
+    kind.add_argument(
+        "--decode",
+        action="store_true",
+        help="no server: decode steps for --streams rows beside transformers (extra: bench)",
+    )
+    parser.add_argument("--device", default="auto", help="of --dummy-weights: auto, cpu, cuda, cuda:1")
+    parser.add_argument(
+        "--dtype", default="auto", choices=DTYPES, help="of --dummy-weights (default: %(default)s)"
+    )
     parser.add_argument("--streams", default="1,4,8,16", help="clients at once (default: %(default)s)")
     parser.add_argument("--rate", type=float, default=0.0, help="instead: so many utterances a second")
     parser.add_argument("--modes", default="streaming,whole", help="for own servers (default: %(default)s)")
@@ -391,6 +399,10 @@ def main(args: argparse.Namespace) -> int:
         return compare.main(args)
     if args.words:
         return asyncio.run(_words(args))
+    if args.dummy_weights or args.decode:
+        from realtime import speed  # torch: not for those who measure a server
+
+        return speed.dummy_main(args) if args.dummy_weights else speed.decode_main(args)
     return asyncio.run(_bench(args))
 
 
@@ -457,17 +469,18 @@ async def _bench(args: argparse.Namespace) -> int:
         whole = next((r for r in rows if r["load"] == row["load"] and r["mode"] == "whole"), None)
         if whole is not None and row["mode"] == "streaming":
             row["ratio"] = row["audio_per_s"] / max(whole["audio_per_s"], 1e-9)
-    where = machine()
-    title = f"{where['cpu']}, {where['cores']} cores, {where['date']}"
-    Console(width=190).print(table_of(rows, title))
+    Console(width=190).print(table_of(rows, title()))
+    if args.utterances < ENOUGH:
+        print(f"C50 of {args.utterances} utterances: {ENOUGH} are needed to tell 99.8 % from a little less")
     for error in errors[:10]:
         print(f"failed: {error}")
-    result = {"kind": "load", "machine": where, "rows": rows}
+    result = {"kind": "load", "machine": machine(), "rows": rows}
     print(json.dumps(result))
     if args.json is not None:
         args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if args.plots is not None and not args.rate:
         drawn = [{**row, "variant": row["mode"], "load": int(row["load"])} for row in rows]
         plots.draw_lines(drawn, "first_p50_ms", "median first audio, ms", args.plots / "bench_first.png")
+        plots.draw_lines(drawn, "c50", "share without an underrun over 50 ms", args.plots / "bench_c50.png")
         plots.draw_lines(drawn, "audio_per_s", "seconds of audio a second", args.plots / "bench_rate.png")
     return 1 if errors else 0

@@ -13,8 +13,9 @@ from typing import Any, cast
 from rich.console import Console
 from rich.table import Table
 
+from realtime import machine as where
 from realtime import plots
-from realtime.baselines import fixed_1_25, fixed_5_25
+from realtime.baselines import fixed_1_25, fixed_5_25, one_at_end
 from realtime.errors import ConfigError
 from realtime.simulate import GPU, UTTERANCE_FRAMES, Machine, Outcome, Scenario, Simulation, Variant
 
@@ -22,7 +23,7 @@ OURS, FIXED_5, FIXED_1, WHOLE = VARIANTS = (
     Variant("realtime"),
     Variant("(a) 5 then 25", fixed_5_25, is_paced=False),
     Variant("(b) 1 then 25", fixed_1_25, is_paced=False),
-    Variant("(c) one at the end", is_paced=False, whole=True),
+    Variant("(c) one at the end", one_at_end, is_paced=False, whole=True),
 )
 MACHINES = {"gpu": GPU, "gpu-overlap": replace(GPU, name="gpu-overlap", is_shared=False)}
 EMBEDDED = "wren"  # measured when it is wanted
@@ -184,6 +185,7 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError(f"--loads are above 0, got {args.loads!r}")
     lengths = read_lengths(args.lengths)
     console = Console(width=150)
+    console.print(f"simulated on {where.title()}", markup=False)
     all_rows: list[Row] = []
     all_verdicts: dict[str, list[tuple[str, float, str, bool]]] = {}
     for name in names:
@@ -215,7 +217,7 @@ def main(args: argparse.Namespace) -> int:
         console.print()
         if args.plots is not None:
             draw(outcomes, rows, args.plots / machine.name)
-    result = {"kind": "simulation", "rows": all_rows, "targets": all_verdicts}
+    result = {"kind": "simulation", "machine": where.machine(), "rows": all_rows, "targets": all_verdicts}
     print(json.dumps({"kind": "simulation", "targets": all_verdicts}))
     if args.json is not None:
         args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

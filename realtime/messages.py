@@ -42,8 +42,35 @@ class Trigger:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """One of a conversation that is over: what the user said (None: nothing was, "" has a turn all the
+    same) and in which sound, int16 [T, C], the text ids of the answer, of which `num_prefilled` stood in the
+    prompt, and all frames int16 [T, C] that were sampled for it, the one that ended it included."""
+
+    user_text: str | None
+    user_codes: npt.NDArray[np.int16] | None
+    ids: tuple[int, ...]
+    num_prefilled: int
+    frames: npt.NDArray[np.int16]
+
+
+@dataclass(frozen=True, slots=True)
+class UserTurn:
+    """What a user said, in writing and, if known, as codec frames int16 [T, C]."""
+
+    text: str
+    codes: npt.NDArray[np.int16] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """One utterance, as the edge asks for it."""
+    """One utterance, as the edge asks for it.
+
+    `style` tells in words how to speak; a model without such a control ignores it. `token_count` is the
+    wanted length in frames, of all text up to a flush. `history`, the turns of the conversation so far, and
+    `user`, what this utterance answers, are for models of conversations. The wire has no field for them
+    (`continue_from` is reserved): they come through `Runtime.open` only.
+    """
 
     voice: str | None = None
     voice_text: str | None = None  # what is said in the voice's reference, if known
@@ -56,6 +83,10 @@ class SpeechRequest:
     max_lead_s: float | None = None  # None: as fast as the engine can
     whole: bool = False  # nobody listens before the end: made in large chunks, when others leave room
     replaces: tuple[StreamId, ...] = ()
+    style: str | None = None
+    token_count: int | None = None
+    history: tuple[Turn, ...] = ()
+    user: UserTurn | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +184,14 @@ EngineMessage = Prompt | Tokens | EndSegment | EndText | Pace | Abort
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What the vocoder must know when a stream's first frame comes; `seed` fixes its noise."""
+    """What the vocoder must know when a stream's first frame comes; `seed` fixes its noise. One that
+    `is_primed` has a slot already, unless that has failed."""
 
     timing: Timing
     seed: int
     priority: int = 5
     whole: bool = False
+    is_primed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ from realtime.messages import (
     VocoderMessage,
     VoiceCodes,
 )
-from realtime.models.base import Bundle, ModelSpec, WindowedText
+from realtime.models.base import Bundle, ModelSpec, PushedText, WindowedText
 from realtime.preprocess.encoder import MAX_BATCH, Encoder
 from realtime.preprocess.voices import Encode, Encoded, Voices, scan
 from realtime.vocoder.policy import ChunkPolicy
@@ -372,6 +372,7 @@ class Runtime:
         self.config = config
         self.clock = clock
         self.ready = False
+        self.broken = asyncio.Event()  # a stage can't go on; the process should end
         self.draining = False
         self.streams: dict[StreamId, Stream] = {}
         self.num_stale_events = 0
@@ -429,10 +430,14 @@ class Runtime:
                     stream.cancel()
 
     def open(self, request: SpeechRequest) -> Stream:
-        """A stream that holds no capacity yet. Raises BadRequest (voice, language) or Draining."""
-        if self.draining:
+        """A stream that holds no capacity yet. Raises BadRequest for what the model can't do, or Draining."""
+        if self.draining or self.broken.is_set():
             raise Draining("the server is about to stop and takes no new streams")
         self.check(request.voice, request.language)
+        if request.token_count is not None and not self.spec.has_controls:
+            raise BadRequest(f"{self.spec.name} can't be told how long a text is to be: token_count")
+        if (request.history or request.user) and not isinstance(self.spec.text, PushedText):
+            raise BadRequest(f"{self.spec.name} speaks texts, not conversations: history and user")
         self._next_id += 1
         if self.config.vocoder.whole:
             request = replace(request, whole=True)
@@ -467,15 +472,24 @@ class Runtime:
         began_s = self.clock()
         limit = self._update_limit()
         if not self.permits.is_free and not any(old in self.streams for old in stream.request.replaces):
-            retry_s = self.admission.retry_s(self.permits.num_waiting, limit, self._num_open)
-            if retry_s is not None:
-                raise Overloaded(
-                    f"first audio would come later than after {self.admission.budget_s * 1000:.0f} ms",
-                    retry_after_ms=math.ceil(retry_s * 1000),
-                )
+            self._refuse_late(self.admission.retry_s(self.permits.num_waiting, limit, self._num_open))
+        elif self.admission.budget_s > 0 and self.permits.free < self.permits.count:
+            self._refuse_late(self.admission.late_s())
         with metrics.STREAMS.labels("waiting").track_inprogress():
-            await self.permits.take(stream.id, self.config.engine.queue_s, stream.request.priority)
+            try:
+                await self.permits.take(stream.id, self.config.engine.queue_s, stream.request.priority)
+            except Overloaded as error:
+                retry_s = self.admission.wait_s(self.permits.num_waiting, limit)
+                error.retry_after_ms = math.ceil(retry_s * 1000)
+                raise
         metrics.PERMIT_WAIT.observe(self.clock() - began_s)
+
+    def _refuse_late(self, retry_s: float | None) -> None:
+        if retry_s is not None:
+            raise Overloaded(
+                f"first audio would come later than after {self.admission.budget_s * 1000:.0f} ms",
+                retry_after_ms=math.ceil(retry_s * 1000),
+            )
 
     def _update_limit(self) -> int:
         """What the machine carries now; called whenever that may have changed."""
@@ -549,6 +563,7 @@ class Runtime:
         self._starting.pop(stream.id, None)
         if closed.quarantined:
             metrics.QUARANTINED.labels("slots").inc()
+            self.permits.count -= 1
             return
         self.admission.returned(self.clock() - stream.granted_s)
         heir = self.streams.get(stream.heir) if stream.heir is not None else None
@@ -573,6 +588,16 @@ class Runtime:
             return request, None
         codes = await self.voices.codes(request.voice)
         return replace(request, voice_text=self.voices.text(request.voice)), codes
+
+    def _broke(self, name: str, error: Exception) -> None:
+        """Called by the thread of a stage that is of no use any more."""
+        logger.critical("the %s can't go on: %s", name, error)
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._give_up)
+
+    def _give_up(self) -> None:
+        self.ready = False
+        self.broken.set()
 
     def _encoded(self, answers: list[Encoded]) -> None:
         """Called by the encoder's thread."""
@@ -633,18 +658,19 @@ class Runtime:
             self._emit,
             self.clock,
         )
-        self._vocoder_worker: Worker[VocoderMessage] = Worker("vocoder", vocoder)
+        self._vocoder_worker: Worker[VocoderMessage] = Worker("vocoder", vocoder, self._broke)
         engine = Engine(
             spec,
             runner,
             num_streams,
             self._vocoder_worker.put,
             self.clock,
-            Pacing(lambda: vocoder.first_frames),
+            Pacing(lambda: vocoder.first_frames, turnaround_s=lambda: vocoder.turnaround_s),
         )
-        self._engine_worker: Worker[EngineMessage] = Worker("engine", engine)
+        self._engine_worker: Worker[EngineMessage] = Worker("engine", engine, self._broke)
         self.engine, self.vocoder = engine, vocoder
-        self.admission = Admission(num_streams, self.config.engine.queue_s, spec.frame_s)
+        lanes = codec.widths[-1] if device.type == "cuda" else 1
+        self.admission = Admission(num_streams, self.config.engine.queue_s, spec.frame_s, lanes)
         metrics.watch_stages(self._stages)
         self._warm_up()
 

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from realtime.config import Config, as_dict
-from realtime.errors import ConfigError
+from realtime.errors import ConfigError, StageFailed
 from realtime.runtime import Runtime
 from realtime.server.app import STREAM_PATH, App, create_app
 from realtime.server.settings import Limits
@@ -114,7 +114,7 @@ async def _drain(runtime: Runtime, app: App, drain_s: float) -> None:
 
 async def serve(config: Config) -> None:
     """Returns after SIGTERM or SIGINT, when streams have finished or `drain_s` is over. A second
-    signal ends the wait. Raises ConfigError and ModelError."""
+    signal ends the wait. Raises ConfigError and ModelError, and StageFailed when a stage could not go on."""
     began_s = time.monotonic()
     listener = listen(config.server.host, config.server.port)
     host, port = listener.getsockname()[:2]
@@ -144,14 +144,15 @@ async def serve(config: Config) -> None:
                 STREAM_PATH,
             )
             stopped = asyncio.create_task(stopping.wait())
-            await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+            broken = asyncio.create_task(runtime.broken.wait())
+            await asyncio.wait((serving, stopped, broken), return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
-            logger.info(
-                "stopping: %d streams may finish within %.0f s", len(runtime.streams), config.server.drain_s
-            )
+            broken.cancel()
+            drain_s = 0.0 if runtime.broken.is_set() else config.server.drain_s
+            logger.info("stopping: %d streams may finish within %.0f s", len(runtime.streams), drain_s)
             runtime.ready = False
-            app.drain(config.server.drain_s)
-            draining = asyncio.create_task(_drain(runtime, app, config.server.drain_s))
+            app.drain(drain_s)
+            draining = asyncio.create_task(_drain(runtime, app, drain_s))
             hurry = asyncio.create_task(hurrying.wait())
             await asyncio.wait((draining, hurry), return_when=asyncio.FIRST_COMPLETED)
             draining.cancel()
@@ -162,3 +163,5 @@ async def serve(config: Config) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
         listener.close()
+    if runtime.broken.is_set():
+        raise StageFailed("a stage could not go on: the log has why; start again")

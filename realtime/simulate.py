@@ -28,6 +28,7 @@ from realtime.messages import (
     Closed,
     EndText,
     EngineMessage,
+    Frames,
     Pace,
     Prompt,
     SamplingParams,
@@ -223,7 +224,7 @@ class Outcome:
         steps = max(sum(self.shapes.values()), 1)
 
         def rank(q: float) -> float:
-            return first[min(int(q * count), count - 1)] if first else math.nan
+            return first[max(math.ceil(q * count), 1) - 1] if first else math.nan
 
         return {
             "utterances": len(first),
@@ -288,7 +289,8 @@ class Simulation:
         policy = self._policy = ChunkPolicy(FRAME_S, buckets=self._machine.buckets)
         n = scenario.max_streams
         self._vocoder = Vocoder(SPEC, _Codec(), n, policy, self._heard, self._clock, variant.planner)
-        pacing = Pacing(self._first_frames) if variant.is_paced else Pacing(lambda: 0)
+        first_frames = self._first_frames if variant.is_paced else lambda: 0
+        pacing = Pacing(first_frames, turnaround_s=self._turnaround_s)
         self._engine = Engine(SPEC, _Runner(), n, self._to_vocoder, self._clock, pacing)
         codec_device = _Device(self)
         self._codec_device = codec_device
@@ -329,6 +331,9 @@ class Simulation:
 
     def _first_frames(self) -> int:
         return self._vocoder.first_frames
+
+    def _turnaround_s(self) -> float:
+        return self._vocoder.turnaround_s
 
     def _warm_up(self) -> None:
         """As the runtime does before the first stream: both cost models know the machine."""
@@ -507,6 +512,8 @@ class Simulation:
 
     def _to_vocoder(self, message: VocoderMessage) -> None:
         self._vocoder.handle(message)
+        if isinstance(message, Frames):
+            self.outcome.num_starved += sum(i not in self._vocoder.slots for i in message.stream_ids)
 
     def _noisy(self, takes_s: float) -> float:
         noise = self._scenario.noise
@@ -552,7 +559,8 @@ class Simulation:
             return
         self._is_busy["vocoder"] = True
         width, num_frames = work.frames.shape[:2]
-        self.outcome.shapes[width, num_frames] += 1
+        if not self.outcome.window_s:
+            self.outcome.shapes[width, num_frames] += 1
         takes_s = self._noisy(self._machine.codec_s(width, num_frames))
         self._codec_device.run("vocoder", takes_s, lambda: self._sounded(work))
 

@@ -6,10 +6,14 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 M = TypeVar("M")
 M_contra = TypeVar("M_contra", contravariant=True)
+
+MAX_FAILED = 8  # steps in a row: no stream's own fault any more
+FATAL = ("CUDA error", "device-side assert")  # after these every call on the device fails
 
 logger = logging.getLogger(__name__)
 
@@ -27,13 +31,27 @@ class Stage(Protocol[M_contra]):
     def close(self) -> None: ...
 
 
+def _nothing(name: str, error: Exception) -> None:
+    pass
+
+
 class Worker(Generic[M]):
     """Runs a stage on its own thread. `put` may be called from any thread and never waits; the
     inbox needs no bound because permits bound the streams and each sends a bounded text. No step
-    comes between messages that were put together."""
+    comes between messages that were put together.
 
-    def __init__(self, name: str, stage: Stage[M]) -> None:
+    A step that raises closes its own streams and the next ones run. If the device is gone, or nothing
+    but failures comes, the stage is broken: `on_broken` is called once, on this thread, and no step runs
+    any more.
+    """
+
+    def __init__(
+        self, name: str, stage: Stage[M], on_broken: Callable[[str, Exception], None] = _nothing
+    ) -> None:
         self._stage = stage
+        self._on_broken = on_broken
+        self._num_failed = 0  # steps, since one did something
+        self._is_broken = False
         self._inbox: queue.SimpleQueue[tuple[M, ...] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._name = name
@@ -92,15 +110,22 @@ class Worker(Generic[M]):
                     messages = self._inbox.get_nowait()
             except queue.Empty:
                 pass
-            wait_s = self._step()
+            wait_s = None if self._is_broken else self._step()
 
     def _step(self) -> float | None:
         try:
-            return self._stage.step()
+            wait_s = self._stage.step()
         except Exception as error:  # a step belongs to its streams; the stage goes on
             logger.exception("%s: step failed", self._name)
             self._stage.fail(error)
+            self._num_failed += 1
+            if self._num_failed >= MAX_FAILED or any(mark in str(error) for mark in FATAL):
+                self._is_broken = True  # streams can still be ended, no more is computed
+                self._on_broken(self._name, error)
             return 0.0
+        if wait_s == 0.0:
+            self._num_failed = 0
+        return wait_s
 
     def _handle(self, message: M) -> None:
         try:

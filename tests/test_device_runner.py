@@ -18,7 +18,9 @@ from tiny_models import GOLDEN, build_local, build_nano, build_realtime
 from realtime import models
 from realtime.engine.device_runner import DeviceRunner
 from realtime.engine.engine import Engine
-from realtime.engine.scheduler import PREFILL_TILE
+from realtime.engine.row import PREFILL_TILE
+from realtime.engine.scheduler import Batch, StepOutput
+from realtime.engine.text import Whole
 from realtime.messages import (
     Drop,
     EndSegment,
@@ -287,3 +289,43 @@ def test_a_stored_turn_of_pushed_text_comes_out_token_by_token(tmp_path: Path) -
     assert frames[-1][0] == AUDIO_EOS
     assert studio.said()[1] == [frame for frame in frames[:-1] if max(frame) < AUDIO_PAD]
     assert [m.reason for m in studio.sent if isinstance(m, Finish)] == ["done"]
+
+
+def test_a_prompt_s_beginning_that_is_there_already_changes_nothing_to_the_bit(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clauses of one voice, each with a prompt that begins like the one before, beside another stream."""
+    if isinstance(bundle.spec.text, PushedText):
+        pytest.skip("goes on where the turn before ended")
+    head = speech(bundle, 3, 3 * PREFILL_TILE + 9)[0]
+    assert isinstance(head, Prompt)
+    clauses: list[EngineMessage] = []
+    for message in speech(bundle, 5, 20, 33, 50, max_frames=200):
+        if isinstance(message, Prompt):
+            assert message.continued is not None
+            inputs, continued = (
+                np.concatenate([head.inputs, x]) for x in (message.inputs, message.continued)
+            )
+            message = replace(message, inputs=inputs, continued=continued)
+        clauses.append(message)
+
+    def run() -> tuple[list[list[int]], list[int], torch.Tensor]:
+        studio, sizes = Studio(bundle), []
+        usual = studio.runner.run
+
+        def counted(batch: Batch) -> StepOutput:
+            if batch.phase == "prefill" and batch.rows[0].stream_id == 5:
+                sizes.append(batch.end - batch.start)
+            return usual(batch)
+
+        studio.runner.run = counted  # type: ignore[method-assign]
+        studio.tell(*speech(bundle, 1, 40, max_frames=60), *clauses)
+        studio.run()
+        return studio.said()[5], sizes, torch.stack([memory[1] for memory in studio.runner._kv.layers])
+
+    said, sizes, memory = run()
+    monkeypatch.setattr(Whole, "num_kept", lambda self, row, segment: 0)
+    expected, all_sizes, whole_memory = run()
+    assert said == expected and len(said) > 3
+    assert torch.equal(memory, whole_memory)
+    assert sum(all_sizes) - sum(sizes) == 2 * 3 * PREFILL_TILE

@@ -74,6 +74,8 @@ def test_golden_probabilities_and_greedy_choices(folder: str, rule: Rule, case: 
         found, expected = found.sort(-1).values, expected.sort(-1).values
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
     assert int((found > 0).sum()) == case["kept"]
+    if (penalised := tensors.get(f"{prefix}.penalised")) is not None:
+        torch.testing.assert_close(sampler._penalised(0, logits.clone()), penalised, rtol=1e-6, atol=0)
 
     greedy = new_sampler(defaults_of(case), rule, n, vocab_size, temperature=0.0)
     remember(greedy, rows, history)
@@ -240,6 +242,37 @@ def test_all_candidates_and_the_likeliest_ones_give_the_same() -> None:
         fast.prepare([0], [0], [frame])
         slow.prepare([0], [0], [frame])
         assert fast.pick(0, logits) == slow.pick(0, logits)
+
+
+@pytest.mark.parametrize("rule", ["local", "realtime"])
+def test_a_device_and_a_cpu_pick_the_same_also_of_equal_entries(rule: Rule) -> None:
+    """A device has indices from the start, a CPU looks for the place of what it drew."""
+    generator = torch.Generator().manual_seed(3)
+    defaults = SamplingDefaults((0.8,), 25, 0.9, 1.1)
+    cpu, device = (new_sampler(defaults, rule, 3, 200, seed=5) for _ in range(2))
+    device.may_skip = False
+    num_tied = 0
+    for frame in range(60):
+        logits = (torch.randn(3, 200, generator=generator) * 2).round(decimals=1)
+        for sampler in (cpu, device):
+            sampler.prepare([0, 1, 2], [0, 0, 0], [frame] * 3)
+        ours, theirs = cpu.pick(0, logits), device.pick(0, logits)
+        lines = torch.arange(3)
+        assert torch.equal(logits[lines, ours], logits[lines, theirs])
+        alone = (logits == logits[lines, ours][:, None]).sum(1) == 1
+        assert torch.equal(ours[alone], theirs[alone])
+        num_tied += int((~alone).sum())
+    assert num_tied > 20
+
+
+def test_each_of_equal_entries_has_its_turn() -> None:
+    sampler = new_sampler(SamplingDefaults((1.0,), 4, 1.0, 1.0), "local", 1, 8)
+    logits = torch.tensor([[0.0, 2.0, -9.0, 2.0, 2.0, -9.0, 2.0, -9.0]])
+    drawn = set()
+    for frame in range(60):
+        sampler.prepare([0], [0], [frame])
+        drawn.add(int(sampler.pick(0, logits)))
+    assert drawn == {1, 3, 4, 6}
 
 
 @pytest.mark.parametrize("rule", ["local", "realtime"])

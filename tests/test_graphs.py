@@ -1,10 +1,11 @@
 """What a graph replays equals what the step itself does: kernels as they were recorded, in memory that
-stays where it is, whatever the host knows meanwhile. Without a CUDA device, operators stand in for kernels."""
+stays where it is, whatever the host knows meanwhile. Here operators stand in for a CUDA device's kernels."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from realtime import metrics, models
+from realtime import dummy, metrics, models, speed
 from realtime.graphs import CudaRecorder, Graphs, Recording, bucket_of, buckets
 from realtime.models.base import Bundle
 from realtime.models.kv import RowKV
 from realtime.models.tokenizer_codec import load_codec
+from realtime.vocoder.policy import ChunkPolicy
 from realtime.vocoder.runner import CodecRunner
 
 CPU = torch.device("cpu")
@@ -192,6 +194,19 @@ def test_sound_that_was_handed_out_does_not_change(decoder: Any, spec: Any) -> N
     kept = [sound.copy() for sound in runner.collect(first)]
     runner.run(frames[::-1].copy(), [0, 1])
     assert all(np.array_equal(a, b) for a, b in zip(kept, runner.collect(first), strict=True))
+
+
+def test_both_stages_speak_by_graphs_on_their_threads(gathering: None) -> None:
+    stages = speed.stages_of(dummy.build("tiny", CPU, torch.float32, 3), 3)
+    for stage in stages.bundle.decoder.stack.transformers:
+        stage.gathers = True
+    stages.runner.record(Graphs(Tape))
+    stages.codec.record(Graphs(Tape))
+    stages = replace(stages, policy=ChunkPolicy(stages.bundle.spec.frame_s, buckets=stages.codec.widths))
+    before = misses()
+    with speed._running(stages) as say:
+        assert len(say(3)) == 3 and len(say(1)) == 1
+    assert misses() == before
 
 
 # ---- shapes

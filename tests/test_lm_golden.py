@@ -29,7 +29,7 @@ from realtime.models.base import PushedText, SamplingDefaults, WholeText
 from realtime.models.frames import RealtimeFrames, TiedFrames
 from realtime.models.kv import FrameMemory, Prefill
 from realtime.models.moss_local import LocalConfig, load_local_lm
-from realtime.models.moss_nano import NanoConfig, load_nano, load_nano_lm
+from realtime.models.moss_nano import NanoConfig, load_nano_lm
 from realtime.models.moss_realtime import NUM_ENTRIES, RealtimeConfig, load_realtime_lm
 from realtime.models.official import load_codec_for
 from realtime.models.qwen3 import Qwen3Config
@@ -76,9 +76,7 @@ class Model:
         return int(self.config.text_pad if self.family == "realtime" else self.config.ids.assistant_slot)
 
 
-def load(
-    family: str, folder: Path | None = None, dtype: torch.dtype = torch.float32, depth: int | None = None
-) -> Model:
+def load(family: str, folder: Path | None = None, dtype: torch.dtype = torch.float32) -> Model:
     folder = GOLDEN / family if folder is None else folder
     if family == "local":
         local = LocalConfig.load(folder)
@@ -86,7 +84,7 @@ def load(
         return Model(family, *parts, local, local.num_codebooks, local.codebook_size)
     if family == "nano":
         nano = NanoConfig.load(folder)
-        parts = load_nano_lm(folder, nano, CPU, dtype, depth or nano.num_codebooks)
+        parts = load_nano_lm(folder, nano, CPU, dtype)
         return Model(family, *parts, nano, nano.num_codebooks, nano.codebook_size)
     realtime = RealtimeConfig.load(folder)
     parts = load_realtime_lm(folder, realtime, CPU, dtype)
@@ -96,6 +94,19 @@ def load(
 @cache
 def golden(family: str) -> Model:
     return load(family)
+
+
+@cache
+def load_reduced() -> Model:
+    """Nano that generates two of its codebooks."""
+    model = load("nano")
+    full, config = model.local, model.config
+    assert isinstance(full, TiedFrames) and full._slot is not None
+    text = model.backbone._text
+    decision = text[[config.ids.assistant_slot, config.ids.audio_end]]
+    stack, tables = full._positions._stack, full._tables[:2]
+    model.local = TiedFrames(stack, tables, decision, model.num_codebooks, config.pad_code, full._slot)
+    return model
 
 
 class Likeliest:
@@ -346,7 +357,7 @@ def test_whole_text_speech_is_that_of_the_official_modules(
     family: str, name: str, prompt: str, max_frames: int, penalty: float
 ) -> None:
     case = cases(family)
-    model = load(family, depth=2) if name == "nq2" else golden(family)
+    model = load_reduced() if name == "nq2" else golden(family)
     engine = Engine(model, params=None if penalty == 1 else greedy(penalty))
     speech = Speech(2, case[f"prompt.{prompt}.input_ids"][0])
 
@@ -386,11 +397,32 @@ def compare_steps(made: Made, family: str, name: str, i: int) -> None:
     steps = len(made.hidden)
     close(torch.stack(made.hidden), case[f"greedy.{name}.hidden"][:steps, i])
     close(torch.stack(made.decisions), decisions[:steps])
+    close(first_positions(made, family, name), case[f"greedy.{name}.local_hidden0"][:steps, i])
     num_frames = len(made.codes)
-    if num_frames and "penalty" not in name:
-        logits = torch.stack(made.logits[:num_frames])
-        expected = case[f"greedy.{name}.audio_logits"][:num_frames, :, i]
-        close(logits, expected)
+    expected = case[f"greedy.{name}.audio_logits"][:num_frames, :, i]
+    if num_frames == 0:
+        assert len(expected) == 0
+    else:
+        close(torch.stack(made.logits[:num_frames]), expected)
+
+
+def first_positions(made: Made, family: str, name: str) -> Tensor:
+    """What the local transformer makes of the hidden states alone, [steps, H]."""
+    positions = (load_reduced() if name == "nq2" else golden(family)).local._positions
+    hidden = torch.stack(made.hidden)
+    positions.start(hidden)
+    return positions.step(hidden)
+
+
+def test_a_batch_is_prefilled_as_in_the_official_one_but_without_its_padding() -> None:
+    case, model = cases("local"), golden("local")
+    mask, expected = case["greedy.batch.attention_mask"], case["greedy.batch.prefill_hidden"]
+    stack = model.backbone.stack
+    for i, row in enumerate((3, 1)):
+        inputs = case["greedy.batch.input_ids"][i][mask[i]]
+        part = Prefill(model.backbone.new_kv(4, MAX_POSITIONS), row, 0, len(inputs))
+        close(stack.norm(stack.run(model.backbone.embed(inputs), part.at, part)), expected[i][mask[i]])
+        assert not expected[i][~mask[i]].any()
 
 
 def realtime_speech(row: int, prompt: str, ids: Tensor, prefill: int = 12, **more: Any) -> Speech:
@@ -413,6 +445,7 @@ def test_a_turn_of_realtime_is_that_of_the_official_modules() -> None:
     logits = torch.stack(made.logits)
     close(logits[:6], case["greedy.logits"], HEADS_TOLERANCE)
     close(logits[:, 0], case["greedy.logits_head0"], HEADS_TOLERANCE)
+    close(first_positions(made, "realtime", "greedy"), case["greedy.local_hidden0"])
 
 
 @pytest.mark.parametrize(
@@ -423,6 +456,9 @@ def test_penalties_of_realtime_are_the_official_ones(name: str, penalty: float, 
     engine = Engine(golden("realtime"), params=greedy(penalty), window=window)
     (made,) = engine.speak(realtime_speech(0, "text_turn", case["assistant.ids"]), max_frames=20)
     assert torch.equal(made.frames, case[f"{name}.frames"])
+    if name == "greedy_penalty":
+        heads = torch.stack(made.logits)[:, 0]
+        close(heads, case["greedy_penalty.logits_head0"], HEADS_TOLERANCE)
 
 
 def test_rows_of_realtime_speak_in_a_batch_as_in_the_official_one() -> None:
@@ -432,6 +468,9 @@ def test_rows_of_realtime_speak_in_a_batch_as_in_the_official_one() -> None:
         realtime_speech(0, "no_user_turn", case["batch.ids1"]),
     ]
     made = Engine(golden("realtime")).speak(*speeches, max_frames=6)
+    mask = case["batch.attention_mask"]  # of the official batch, which has its padding on the left
+    assert mask.sum(1).tolist() == [len(speech.prompt) for speech in speeches]
+    assert torch.equal(mask, mask.sort(1).values)
     for i, one in enumerate(made):
         assert torch.equal(one.frames, case["batch.frames"][i])
         close(torch.stack(one.hidden), case["batch.hidden"][:, i])
@@ -472,7 +511,7 @@ def test_a_frame_step_by_step_is_a_frame_in_one_pass(family: str) -> None:
 
 
 def test_nano_at_reduced_depth_leaves_the_pad_code() -> None:
-    case, model = cases("nano"), load("nano", depth=2)
+    case, model = cases("nano"), load_reduced()
     prompt = case["prompt.voice_clone_nq2.input_ids"][0]
     (made,) = Engine(model).speak(Speech(0, prompt), max_frames=4)
     assert made.frames[:, 2:].eq(model.config.pad_code).all()
@@ -779,6 +818,19 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("local", {"local_text_head_mode": "ternary"}, "'ternary' is not known"),
     ("local", {"gpt2_config": {"n_embd": 40, "n_head": 4, "n_inner": 8}}, "40 is not hidden_size 32"),
     ("local", {"gpt2_config": {"n_embd": 32, "n_head": 5}}, "32 is not 5 heads"),
+    ("local", {"n_vq": 0}, "config.json: 'n_vq' must be 1 to"),
+    ("local", {"n_vq": 10**9, "audio_codebook_sizes": None}, "config.json: 'n_vq' must be 1 to"),
+    ("local", {"audio_codebook_sizes": [[16]] * 4}, r"'audio_codebook_sizes\[0\]' must be an integer"),
+    ("local", {"audio_codebook_sizes": [0] * 4}, r"'audio_codebook_sizes\[0\]' must be 1 to"),
+    ("local", {"audio_pad_code": 1000000}, "config.json: the pad code 1000000 is far beyond 16 codes"),
+    ("local", {"sampling_rate": -1}, "'sampling_rate' must be 1 to"),
+    ("local", {"local_transformer_layers": 0}, "'local_transformer_layers' must be 1 to"),
+    ("nano", {"local_transformer_layers": 10**6}, "missing: local_transformer.h.1.ln_1.weight .24., "),
+    (
+        "nano",
+        {"audio_vocab_size": 10**6, "audio_codebook_sizes": None, "audio_pad_token_id": 10**6},
+        r"audio_embeddings.0.weight is \[16, 24\], expected \[1000000, 24\]",
+    ),
     ("nano", {"gpt2_config": None}, "missing key 'gpt2_config'"),
     ("nano", {"audio_assistant_slot_token_id": "nine"}, "must be an integer"),
     ("realtime", {"audio_vocab_size": 2000}, "audio_vocab_size 2000 is not served, 1027 is"),
@@ -795,6 +847,87 @@ def test_a_config_that_can_not_be_served_is_named(
     changed(folder, **values)
     with pytest.raises(ModelError, match=message):
         load(family, folder)
+
+
+NESTED: list[tuple[str, str, str, Any, str]] = [
+    ("local", "qwen3_config", "num_key_value_heads", 0, "must be 1 to"),
+    ("local", "qwen3_config", "num_key_value_heads", 2, "3 heads can't share 2 key heads"),
+    ("local", "qwen3_config", "num_hidden_layers", -2, "must be 1 to"),
+    ("local", "qwen3_config", "head_dim", 15, "must be even"),
+    ("local", "qwen3_config", "rms_norm_eps", 0, "must be above 0"),
+    ("local", "qwen3_config", "rope_theta", float("inf"), "must be above 0"),
+    ("local", "qwen3_config", "max_position_embeddings", 0, "must be at least 256, got 0"),
+    ("local", "qwen3_config", "max_position_embeddings", 100, "must be at least 256, got 100"),
+    ("local", "qwen3_config", "hidden_size", 10**7, "must be 1 to"),
+    ("local", "gpt2_config", "scale_attn_weights", False, "False is not served, True is"),
+    ("nano", "gpt2_config", "scale_attn_by_inverse_layer_idx", True, "True is not served, False is"),
+    ("nano", "gpt2_config", "n_head", 0, "must be 1 to"),
+    ("nano", "gpt2_config", "n_inner", 0, "must be 1 to"),
+    ("nano", "gpt2_config", "n_positions", 0, "must be 1 to|must be at least 256, got 0"),
+    ("nano", "gpt2_config", "vocab_size", 0, "must be 1 to"),
+    ("realtime", "language_config", "num_key_value_heads", 0, "must be 1 to"),
+    ("realtime", "language_config", "max_position_embeddings", 3, "must be at least 256, got 3"),
+    ("realtime", "local_config", "num_attention_heads", 0, "must be 1 to"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "part", "key", "value", "message"), NESTED)
+def test_a_size_that_can_not_be_served_is_named(
+    family: str, part: str, key: str, value: Any, message: str, tmp_path: Path
+) -> None:
+    """Through the loader that a server uses, before it looks for a codec."""
+    folder = copied(family, tmp_path)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    changed(folder, **{part: config[part] | {key: value}})
+    with pytest.raises(ModelError, match=rf"config\.json: {part}: .*{key}.*{message}|{part}: {message}"):
+        models.load(str(folder), device="cpu", codec=str(GOLDEN / "codec_v2"))
+
+
+@pytest.mark.parametrize("family", ["local", "nano"])
+def test_heads_may_be_others_than_the_tables(family: str, tmp_path: Path) -> None:
+    folder = copied(family, tmp_path)
+    if family == "local":
+        (folder / "model-with-tied.safetensors").replace(folder / "model.safetensors")
+    tensors = load_file(folder / "model.safetensors")
+    model, ids = golden(family), golden(family).config.ids
+    for k in range(model.num_codebooks):
+        tensors[f"audio_lm_heads.{k}.weight"] *= -1
+    tensors["text_lm_head.weight"][[ids.assistant_slot, ids.audio_end]] *= -1
+    save_file(tensors, folder / "model.safetensors")
+    hidden = torch.randn(2, model.backbone._text.shape[1], generator=torch.Generator().manual_seed(4))
+
+    def asked(local: Any) -> Recorder:
+        recorder = Recorder(Likeliest())
+        local.frame(hidden, recorder)
+        return recorder
+
+    tied, usual = asked(load(family, folder).local), asked(model.local)
+    assert torch.equal(torch.stack(tied.logits), torch.stack(usual.logits))
+    changed(folder, tie_word_embeddings=False)
+    untied = asked(load(family, folder).local)
+    assert torch.equal(untied.logits[0], -usual.logits[0])
+    sign = 1 if family == "local" else -1  # whose decision is a head of its own
+    assert torch.equal(untied.decisions[0], sign * usual.decisions[0])
+    if family == "local":
+        changed(folder, local_text_head_mode="full")
+        tensors.pop("local_text_lm_head.weight")
+        save_file(tensors, folder / "model.safetensors")
+        (text_head,) = asked(load(family, folder).local).decisions
+        changed(folder, tie_word_embeddings=True)
+        assert torch.equal(text_head, -asked(load(family, folder).local).decisions[0])
+        changed(folder, tie_word_embeddings=False)
+    heads = [name for name in tensors if "lm_head" in name and "local" not in name]
+    save_file({name: t for name, t in tensors.items() if name not in heads}, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=f"{model.num_codebooks + 1} missing: audio_lm_heads.0.weight"):
+        load(family, folder)
+
+
+def test_a_model_type_that_is_none_is_named(tmp_path: Path) -> None:
+    folder = copied("local", tmp_path)
+    for value in ([], {}, 3):
+        changed(folder, model_type=value)
+        with pytest.raises(ModelError, match="none of the models served here"):
+            models.load(str(folder), device="cpu")
 
 
 SPECS = {  # codebooks, rate, channels, hop, temperature, top-k, top-p, penalty, entries of a head
@@ -821,14 +954,6 @@ def test_a_folder_becomes_a_bundle(family: str, tiny: Callable[[str], Path]) -> 
     feed = bundle.feed(StreamId(1), SpeechRequest(), voice)
     prompt = next(message for message in [*feed.text("Hello there."), *feed.end()])
     assert isinstance(prompt, Prompt) and prompt.inputs.shape[1] == 1 + spec.num_codebooks
-
-
-def test_nano_may_be_loaded_at_reduced_depth(tiny: Callable[[str], Path]) -> None:
-    folder = tiny("nano")
-    bundle = load_nano(folder, CPU, torch.float32, folder / "codec", depth=6)
-    assert (bundle.spec.num_codebooks, bundle.spec.codec_codebooks) == (16, slice(0, 6))
-    with pytest.raises(ModelError, match="a depth of 17 codebooks, the model has 16"):
-        load_nano(folder, CPU, torch.float32, folder / "codec", depth=17)
 
 
 def test_a_codec_of_another_model_is_named_with_both_numbers(

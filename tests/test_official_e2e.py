@@ -12,8 +12,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 from realtime import models
+from realtime.engine.scheduler import Batch, Scheduler, StepOutput
+from realtime.messages import Frames
 from realtime.models.base import Bundle
 from realtime.server.wire import FLAG_LAST
 from tests.server_fakes import Client, Served, client, run, served
@@ -106,6 +109,34 @@ def test_any_split_of_the_text_sounds_the_same(model: Bundle) -> None:
             assert_same(await say(server, model, list(TEXT)), whole)
 
     run(main())
+
+
+def test_what_is_streamed_is_the_offline_sound_of_its_codes(
+    model: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames: list[npt.NDArray[np.int16]] = []
+    commit = Scheduler.commit
+
+    def recorded(self: Scheduler, batch: Batch, out: StepOutput, now: float) -> None:
+        num_before = len(self.outbox)
+        commit(self, batch, out, now)
+        frames.extend(m.codes for m in self.outbox[num_before:] if isinstance(m, Frames))
+
+    monkeypatch.setattr(Scheduler, "commit", recorded)
+
+    async def main() -> npt.NDArray[np.int32]:
+        async with speaking(model) as server:
+            frames.clear()  # of what a server says to itself when it starts
+            return await say(server, model, [TEXT])
+
+    streamed = run(main())
+    codes = torch.from_numpy(np.concatenate(frames)[:, model.spec.codec_codebooks].astype(np.int64))
+    with torch.inference_mode():
+        state = model.decoder.new_state(1)
+        pcm = model.decoder.decode(codes.t()[None], state, torch.tensor([0]))
+    offline = (pcm[0].t().clamp(-1, 1) * 32767).round().to(torch.int32).numpy()
+    assert len(codes) > 10
+    assert_same(streamed, offline)
 
 
 def test_contexts_at_once_sound_as_they_do_alone(model: Bundle) -> None:

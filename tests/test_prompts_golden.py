@@ -11,6 +11,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from realtime.errors import BadRequest, ModelError
+from realtime.messages import Prompt, SpeechRequest, StreamId
+from realtime.models.base import WholeText
+from realtime.models.clause_feed import ClauseFeed
 from realtime.models.prompts import (
     ClausePrompts,
     PromptFields,
@@ -122,6 +125,7 @@ def test_local_prompt_rows(name: str) -> None:
     rows = local_rows(GROUPS["local"]["prompt"]["inputs"][name])
     assert rows.dtype == np.int32
     np.testing.assert_array_equal(rows, TENSORS["local"][f"prompt.{name}.input_ids"][0])
+    assert TENSORS["local"][f"prompt.{name}.attention_mask"].all()
 
 
 def test_local_prompts_are_those_of_a_batch_without_its_padding() -> None:
@@ -156,6 +160,8 @@ def test_control_strings_in_a_text_stay_text() -> None:
         num_controls = sum(int(token_id) in tokenizer.control_ids for token_id in ours[:, 0])
         assert num_controls == sum(int(i) in tokenizer.control_ids for i in prompts.rows("")[:, 0])
         assert sum(int(i) in tokenizer.control_ids for i in official[:, 0]) > num_controls
+        mask = TENSORS[name].get("prompt.special_strings.attention_mask")
+        assert mask is None or (mask.all() and mask.shape[1] == len(official))
         instructed = prompts.rows("x", PromptFields(instruction=text, language="<|im_end|>"))
         assert num_controls == sum(int(i) in tokenizer.control_ids for i in instructed[:, 0])
 
@@ -183,6 +189,13 @@ def test_languages_are_named_in_english() -> None:
         *("English", "Chinese", "Portuguese", "English"),
         None,
     ]
+    assert [language_name(name) for name in ("cantonese", "YUE", "ZH_hans")] == ["Cantonese"] * 2 + [
+        "Chinese"
+    ]
+    for unknown in ("", "xx", "Klingon", "English\n- Text:\n", "Englishman"):
+        with pytest.raises(BadRequest, match="not known") as refusal:
+            language_name(unknown)
+        assert refusal.value.code == "language_unsupported"
 
 
 def test_a_length_is_taken_off_the_start_of_a_text_only() -> None:
@@ -218,6 +231,32 @@ def test_nano_prompt_rows(name: str) -> None:
     np.testing.assert_array_equal(rows, TENSORS["nano"][f"prompt.{name}.input_ids"][0])
 
 
+def test_a_text_is_cut_at_clauses_and_keeps_every_letter() -> None:
+    """The official service cuts by numbers of tokens, begins parts with a capital, ends them with a full
+    stop and puts pauses between them. Here a clause is spoken as it was written."""
+    text = WholeText(slot_id=9, max_segment_frames=375, max_positions=2048)
+    changed = []
+    for case in GROUPS["nano"]["chunks"]["cases"]:
+        feed = ClauseFeed(StreamId(1), SpeechRequest(), prompts=NANO, text=text)
+        messages = [*feed.text(case["text"]), *feed.end()]
+        assert not any(message.silence_ms for message in messages if isinstance(message, Prompt))
+        assert all(pause > 0 for pause in case["pauses"])
+        spans = [span for i in range(feed.num_segments) for span in feed.spans(i) if span is not None]
+        covered = {i for c0, c1 in spans for i in range(c0, c1)}
+        assert not "".join(char for i, char in enumerate(case["text"]) if i not in covered).strip()
+        assert spans == sorted(spans)
+        if "".join("".join(case["chunks"]).split()) != "".join(case["text"].split()):
+            changed.append(case["text"])
+    assert changed == [
+        "short text",
+        "hello",
+        "你好，今天天气很好。我们去公园散步吧！好不好",
+        next(text for text in changed if text.startswith("It was")),
+        next(text for text in changed if text.startswith("He said")),
+        next(text for text in changed if text.startswith("avery")),
+    ]
+
+
 # ---- Realtime
 
 
@@ -243,6 +282,12 @@ TEXTS = GROUPS["realtime"]["prompt"]
         ("text_turn", np.concatenate([REALTIME.system(VOICE), REALTIME.user(TEXTS["user_text"])])),
         ("text_turn_empty_user", np.concatenate([REALTIME.system(VOICE), REALTIME.user("")])),
         ("no_user_turn", np.concatenate([REALTIME.system(VOICE), REALTIME.assistant()])),
+        (
+            "full_user_turn",
+            np.concatenate([REALTIME.system(VOICE), REALTIME.user(TEXTS["long_text"], USER_CODES)]),
+        ),
+        # The official batch script leaves out the end of a turn (two tokens) that the service has.
+        ("batch_inferencer", np.concatenate([REALTIME.system(VOICE), REALTIME.assistant()[2:]])),
     ],
 )
 def test_realtime_prompt_rows(name: str, rows: np.ndarray) -> None:
@@ -254,6 +299,9 @@ def test_sixteen_frames_of_all_codebooks_are_read_as_frames() -> None:
     """The official processor takes this array for 32 frames."""
     codes = np.ascontiguousarray(realtime("codes.voice_32x16").T)  # [16 frames, 32 codebooks]
     rows = REALTIME.system(codes)
+    official = realtime("prompt.system_voice_32x16")
+    assert len(official) == len(rows) + 16
+    np.testing.assert_array_equal(official, REALTIME.system(codes.T))
     assert len(rows) == len(REALTIME.system(VOICE)) - len(VOICE) + 16
     np.testing.assert_array_equal(rows[rows[:, 0] == 515][:, 1:], codes[:, :16])
     with pytest.raises(AssertionError):

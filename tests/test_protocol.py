@@ -437,6 +437,9 @@ def test_a_minimum_of_characters_always_has_a_time_limit() -> None:
         ({"voice": {"audio": "..."}}, "invalid_param", "voice must be a string of 1 to 128 characters"),
         ({"temperature": 5.1}, "invalid_param", "temperature must be a number from 0 to 5, got 5.1"),
         ({"temperature": True}, "invalid_param", "got true"),
+        ({"token_count": True}, "invalid_param", "token_count must be an integer from 1 to"),
+        ({"token_count": 0}, "invalid_param", "got 0"),
+        ({"style": 3}, "invalid_param", "style"),
         ({"top_k": 0}, "invalid_param", "top_k must be an integer from 1 to 64, got 0"),
         ({"top_p": 0}, "invalid_param", "top_p must be a number above 0 to 1, got 0"),
         ({"repetition_penalty": 0.4}, "invalid_param", "from 0.5 to 2"),
@@ -522,6 +525,7 @@ def test_fields_no_model_can_honour_are_named() -> None:
     assert unsupported_fields(fine, has_phonemes=False) == ()
     named = unsupported_fields(asked, has_phonemes=False)
     assert named == ("speed", "style", "continue_from", "phonemes")
+    assert "style" not in unsupported_fields(asked, has_phonemes=False, has_style=True)
     assert "phonemes" not in unsupported_fields(asked, has_phonemes=True)
 
 

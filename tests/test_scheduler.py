@@ -458,6 +458,19 @@ def test_prefills_go_by_priority_and_then_by_age_and_follow_each_other_when_nobo
     assert [second.rows[0].stream_id, second.phase] == [1, "prefill"]
 
 
+@pytest.mark.parametrize(("heard_s", "first"), [(0.0, 2), (10.0, 1)])
+def test_the_next_prompt_of_who_is_speaking_comes_first_only_when_its_listener_would_wait(
+    heard_s: float, first: int
+) -> None:
+    desk = Desk()
+    desk.tell(*sentence(1, 30, num_rows=3))
+    desk.run()
+    desk.clock.advance(heard_s)  # with nothing heard yet, its lead is all that it has made
+    desk.tell(*sentence(2, 5, num_rows=3), *sentence(1, 5, segment=1, num_rows=3))
+    batch = desk.step()
+    assert isinstance(batch, Batch) and (batch.phase, batch.rows[0].stream_id) == ("prefill", first)
+
+
 def test_a_row_with_bad_numbers_fails_alone() -> None:
     # FAULT-5
     desk = Desk(runner=FakeRunner(not_ok={2}))

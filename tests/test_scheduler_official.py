@@ -175,14 +175,58 @@ def test_a_pushed_segment_starts_from_its_prompt_and_parks_while_its_next_token_
     assert at.num_frames(1) == 30 and set(text_ids(at)[5:]) == {PAD}
 
 
-def test_a_pushed_segment_that_stops_early_leaves_its_text_and_takes_no_more_of_it() -> None:
-    at = desk(PUSHED, counted(2, 3))
-    at.tell(opens(1, 0, 101, 102, 103), tokens(1, 104, 105, 106, 107))
+def test_a_pushed_segment_that_stops_early_goes_on_with_the_rest_of_its_text() -> None:
+    at = desk(PUSHED, counted(2, 3, 4, 1))
+    at.tell(opens(1, 0, 50, 51, 101, 102, 103), tokens(1, 104, 105, 106, 107, 108))
     at.run()
-    assert at.notes(1, "segment_end") == [(0, 2, 2)] and text_ids(at)[3:] == [104, 105]
-    at.tell(tokens(1, 108), END_SEGMENT, opens(1, 1, 201), END)
+    # Token 105 was shown with the stop, and is shown again.
+    assert text_ids(at) == [50, 51, 105, 106, 107, 108] and said(at, 1)[2:] == [[1, 0], [1, 1]]
+    at.tell(tokens(1, 109))
     at.run()
-    assert at.notes(1, "segment_end") == [(0, 2, 2), (1, 5, 3)] and len(at.of(1, Finish)) == 1
+    assert at.notes(1, "segment_end") == [] and len(said(at, 1)) == 5
+    at.tell(tokens(1, 110))
+    assert at.run() == 1  # that of the stop; then there are too few tokens for a prompt
+    at.tell(tokens(1, 111))
+    at.run()
+    at.tell(tokens(1, 112, 113), END_SEGMENT, opens(1, 1, 50, 51, 201, more=(60, 201)), END)
+    at.run()
+    assert at.notes(1, "segment_end") == [(0, 9, 9), (1, 10, 1)]
+    assert text_ids(at)[:5] == [50, 51, 110, 111, 112] and text_ids(at)[-3:] == [60, 201, PAD]
+    assert at.of(1, Finish) == [Finish(StreamId(1), "done")]
+
+
+def test_all_text_is_shown_however_early_a_model_stops_and_it_comes_to_an_end() -> None:
+    seen: list[int] = []
+
+    def say(row: Row, memory: list[Entry]) -> Entry | None:
+        seen.extend(entry[0] for entry in memory)
+        return None if row.segments[0].num_frames else (1, 1)
+
+    for closed in (False, True):
+        at, ids = desk(PUSHED, say), range(104, 131)
+        seen.clear()
+        at.tell(opens(1, 0, 101, 102, 103))
+        for id in ids:
+            at.tell(tokens(1, id))
+            if not closed:
+                at.run()
+        at.tell(END)
+        at.run()
+        assert set(range(101, 131)) <= set(seen)
+        assert at.of(1, Finish) == [Finish(StreamId(1), "done")] and at.scheduler.num_free == 4
+        ((segment, frame, value),) = at.notes(1, "segment_end")
+        assert segment == 0 and frame == value == at.num_frames(1) >= 10
+        check_order(at.sent, 1)
+
+
+def test_a_segment_that_makes_nothing_for_the_codec_too_often_goes_on_with_its_rest() -> None:
+    at = desk(PUSHED, lambda row, memory: MUTE if row.num_parts == 0 else counted(0, 20)(row, memory))
+    ids = range(104, 120)
+    at.tell(opens(1, 0, 50, 101, 102, 103), tokens(1, *ids), END)
+    at.run()
+    assert said(at, 1) == [[1, i] for i in range(20)] and at.notes(1, "segment_end") == [(0, 20, 20)]
+    num_shown = PUSHED.max_invalid_frames - 1  # none with the first frame
+    assert text_ids(at)[:4] == [50, *ids[num_shown : num_shown + 3]]
 
 
 def test_frames_that_the_codec_can_not_take_are_fed_back_and_make_no_sound() -> None:
@@ -260,6 +304,39 @@ def test_a_clause_starts_anew_behind_one_that_left_no_frame() -> None:
     at.run()
     assert text_ids(at) == [52, SLOT, SLOT]
     assert at.notes(1, "segment_end") == [(0, 3, 3), (1, 3, 0), (2, 5, 2)]
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_same", "num_kept"),
+    [(97, 31, 0), (97, 32, 32), (97, 70, 64), (97, 96, 96), (97, 97, 96), (96, 96, 64), (119, 119, 96)],
+)
+def test_what_two_clauses_begin_with_is_read_once(num_rows: int, num_same: int, num_kept: int) -> None:
+    """The last row is always read: the frame is made of it."""
+    first, second = list(range(200, 319)), list(range(200, 200 + num_rows))
+    second[num_same:] = range(500, 500 + num_rows - num_same)
+    at = desk(WHOLE, hashed(0.05))
+    at.tell(opens(1, 0, *first), opens(1, 1, *second), END)
+    at.run()
+    assert [size for _, phase, size in at.runner.batches if phase == "prefill"] == [119, num_rows - num_kept]
+    assert text_ids(at)[:num_rows] == second
+    alone = desk(WHOLE, hashed(0.05))
+    alone.scheduler.policy.num_kept = lambda row, segment: 0  # type: ignore[method-assign]
+    alone.tell(opens(1, 0, *first), opens(1, 1, *second), END)
+    alone.run()
+    assert said(at, 1) == said(alone, 1)
+
+
+def test_what_clauses_begin_with_is_read_once_also_behind_a_continuation_and_a_pause() -> None:
+    head = list(range(200, 270))
+    at = desk(WHOLE, counted(3, 4, 2, 2))
+    at.tell(opens(1, 0, *head, 50))
+    at.tell(opens(1, 1, *head, 51, more=(*head, 50, 51)), opens(1, 2, silence_ms=300))
+    at.tell(opens(1, 3, *head, 52, more=(*head, 51, 52)), END)
+    at.tell(opens(2, 0, *head, 50), EndText(StreamId(2)))
+    at.run()
+    prefills = [(*streams, size) for streams, phase, size in at.runner.batches if phase == "prefill"]
+    assert [size for stream, size in prefills if stream == 1] == [71, 72 - 64 + 3, 72 - 64 + 4]
+    assert [size for stream, size in prefills if stream == 2] == [71]
 
 
 def test_a_clause_that_would_not_fit_with_the_one_before_starts_anew() -> None:

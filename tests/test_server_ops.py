@@ -22,18 +22,20 @@ from pathlib import Path
 import httpx
 import pytest
 from websockets.asyncio.client import connect
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
 from realtime import cli, models
 from realtime import serve as serve_module
 from realtime.config import Config, EngineConfig, ServerConfig
+from realtime.errors import StageFailed
 from realtime.models.base import Bundle
 from realtime.runtime import Runtime
 from realtime.serve import http_server, listen
 from realtime.server.app import create_app
 from realtime.server.settings import Limits
 from realtime.server.wire import FLAG_SEGMENT_LAST
+from realtime.worker import MAX_FAILED
 from tests.fakes import FakeBackbone
 from tests.server_fakes import RATE, Client, Records, bundle, client, run, served, until
 
@@ -348,6 +350,43 @@ def test_a_dead_engine_does_not_hold_the_exit_up(monkeypatch: pytest.MonkeyPatch
         run(main())
     finally:
         stuck.set()
+
+
+@pytest.mark.parametrize("fault", ["CUDA error: an illegal memory access was encountered", "no reason"])
+def test_a_broken_device_ends_the_process_with_an_error(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # FAULT-2: a fatal error at once, any other one when nothing but failures comes
+    calls: list[int] = []
+
+    def fail() -> None:
+        calls.append(1)
+        if len(calls) > 20:  # not in the warm-up
+            raise RuntimeError(fault)
+
+    async def main() -> None:
+        monkeypatch.setattr(serve_module, "Runtime", partial(Runtime, load=lambda path: model))
+        model = bundle(FakeBackbone(before_decode=fail))
+        log = Records()
+        log.setLevel(logging.INFO)
+        logging.getLogger().addHandler(log)
+        logging.getLogger("realtime").setLevel(logging.INFO)
+        config = Config(server=ServerConfig(port=0, drain_s=20), engine=EngineConfig(8, queue_s=10))
+        serving = asyncio.create_task(serve_module.serve(config))
+        try:
+            urls: list[str] = []
+            await until(lambda: urls.extend(_urls(log)) or urls)
+            async with client(urls[0]) as speaker:
+                for turn in range(4 * MAX_FAILED):
+                    with contextlib.suppress(ConnectionClosed):
+                        await speaker.say(TEXT * 3, str(turn))
+                    await asyncio.wait([serving], timeout=0.05)
+                with pytest.raises(StageFailed):
+                    await asyncio.wait_for(serving, 10)
+                assert len(calls) <= 20 + MAX_FAILED, "nothing runs on it any more"
+        finally:
+            logging.getLogger().removeHandler(log)
+        assert any(record.levelno == logging.CRITICAL for record in log.records)
+
+    run(main())
 
 
 # ---- the commands

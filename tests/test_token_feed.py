@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from realtime.engine.device_sampler import DeviceSampler
+from realtime.engine.row import Row, Segment
+from realtime.engine.text import Pushed
 from realtime.messages import (
     EndSegment,
     EndText,
@@ -23,13 +25,14 @@ from realtime.messages import (
     SamplingParams,
     SpeechRequest,
     StreamId,
+    Timing,
     Tokens,
     Trigger,
     VoiceCodes,
 )
 from realtime.models.base import PushedText, SamplingDefaults, TextFeed
 from realtime.models.moss_realtime import RealtimeConfig, load_realtime_lm
-from realtime.models.realtime_prompt import RealtimePrompts, Turn
+from realtime.models.realtime_prompt import AUDIO_EOS, RealtimePrompts, Turn
 from realtime.models.token_feed import TokenFeed
 from realtime.models.tokenizers import BpeTokenizer, HeldBack
 
@@ -133,6 +136,31 @@ def test_tokens_are_given_as_by_the_official_delta_tokenizer(name: str) -> None:
     given = [[token_id for token_id, _ in held.push(delta)] for delta in case["deltas"]]
     assert given == case["emitted"]
     assert [token_id for token_id, _ in held.flush()] == case["flush"]
+
+
+@pytest.mark.parametrize("name", [name for name in GROUPS["text_delta"]["cases"] if name.endswith("hold0")])
+def test_without_holding_back_the_official_tokens_are_not_those_of_the_text(name: str) -> None:
+    """Which is why tokens are always held back here."""
+    case = GROUPS["text_delta"]["cases"][name]
+    official = [token_id for ids in case["emitted"] for token_id in ids] + case["flush"]
+    assert (official == case["whole"]) == case["equal_to_whole"] == (name == "blob.hold0")
+    held = HeldBack(BPE)
+    tokens = [token for delta in case["deltas"] for token in held.push(delta)] + held.flush()
+    assert [token_id for token_id, _ in tokens] == case["whole"]
+
+
+def test_a_text_is_not_cut_for_its_tokens() -> None:
+    """The official session reads a text in parts, which it cuts at punctuation, also within a number;
+    their tokens may differ from those of the whole, which is what is held back for here."""
+    num_different = 0
+    for case in GROUPS["segments"]["cases"]:
+        parts = [*case["segments"], case["left"]]
+        assert "".join(parts) == case["buffer"]
+        heard = hear(new_feed(), parts)
+        given = [token_id for ids in heard.ids for token_id in ids]
+        assert given == BPE.plain(case["buffer"])
+        num_different += given != [token_id for part in parts for token_id in BPE.plain(part)]
+    assert num_different == 4
 
 
 @modest
@@ -353,6 +381,47 @@ def test_the_feed_is_a_text_feed() -> None:
 # ---- the model's answer
 
 
+@pytest.mark.parametrize(
+    ("name", "made", "heard"),
+    [  # How many frames the model makes, and which of them make a sound.
+        ("clean", 5, [0, 1, 2, 3, 4]),
+        ("eos_row3", 4, [0, 1, 2]),
+        # The official clean-up ends a turn with the first code that is none of the codec's. Here such a
+        # frame makes no sound, and only many in a row end the turn.
+        ("invalid_row1", 5, [0, 2, 3, 4]),
+        ("invalid_before_eos", 3, [0]),
+    ],
+)
+def test_frames_of_a_turn_that_are_heard(name: str, made: int, heard: list[int]) -> None:
+    frames, official = TENSORS[f"sanitize.{name}.in"], TENSORS[f"sanitize.{name}.out"]
+    segment = Segment(0, np.zeros((1, 17), np.int32), begun=True)
+    row = Row(STREAM, 0, SamplingParams(), 0, None, Timing(0.0), ())
+    row.segments.append(segment)
+    policy, found = Pushed(PUSHED, codebook_size=1024), []
+    for codes in frames.tolist():
+        segment.num_frames += 1
+        if codes[0] == AUDIO_EOS:
+            break
+        found.append(policy.advance(row, tuple(codes)))
+    assert segment.num_frames == made
+    np.testing.assert_array_equal([codes for codes in found if codes], frames[heard])
+    assert segment.num_mute == len(found) - len(heard) and not policy.is_lost(segment)
+    np.testing.assert_array_equal(official, frames[: len(official)])
+    assert (len(official) < len(heard)) == (name == "invalid_row1")
+
+
+def test_no_code_is_negative() -> None:
+    """The official clean-up ends a turn there; codes here are places in a head."""
+    frames, official = TENSORS["sanitize.negative_row2.in"], TENSORS["sanitize.negative_row2.out"]
+    np.testing.assert_array_equal(official, frames[:2])
+    assert frames[2].min() == -1
+    sampler = DeviceSampler(SamplingDefaults((0.8,) * 16, 30, 0.6, 1.1), "realtime", 1, vocab_size=1027)
+    sampler.set_row(0, SamplingParams(seed=1))
+    sampler.prepare([0], [0], [0])
+    for logits in (torch.full((1, 1027), -1e30), torch.zeros(1, 1027), torch.arange(1027.0)[None]):
+        assert 0 <= int(sampler.pick(0, logits)) < 1027
+
+
 class Speaker:
     """The golden model, which takes the likeliest codes after the official session's penalty."""
 
@@ -424,8 +493,31 @@ def test_two_turns_are_spoken_as_by_the_official_session_also_from_their_records
 @torch.inference_mode()
 def test_text_is_spoken_as_by_the_official_session(name: str, parts: list[str], num_prefilled: int) -> None:
     expected = TENSORS[f"session.{name}.frames"]
+    trace = GROUPS["session"]["traces"][name]
+    assert "".join(trace["deltas"]) == "".join(parts)
+    assert sum(event["frames"] for event in trace["events"]) == len(expected)
     ids = [token_id for part in parts for token_id in BPE.plain(part)]
     first = PROMPTS.first_text(ids[:num_prefilled])
     rows = np.concatenate([TENSORS["prompt.text_turn"].astype(np.int32), first])
     found = Speaker().speak(0, 0, rows, ids[num_prefilled:], len(expected))
     np.testing.assert_array_equal(found, expected)
+
+
+def test_a_turn_starts_when_its_first_tokens_are_certain_and_not_at_a_cut() -> None:
+    """The official session makes its first frame after a delta that lets it cut its text: a text without
+    punctuation waits for its end there, and here for twelve tokens."""
+    starts: dict[str, tuple[int, int]] = {}
+    for name, trace in GROUPS["session"]["traces"].items():
+        feed = new_feed()
+        ours = [any(isinstance(message, Prompt) for message in feed.text(d)) for d in trace["deltas"]]
+        ours.append(any(isinstance(message, Prompt) for message in feed.end()))
+        official = [event["frames"] > 0 for event in trace["events"] if event["op"] != "drain"]
+        assert len(ours) == len(official) == len(trace["deltas"]) + 1
+        if name == "nothing":
+            assert not any(ours) and not any(official) and len(TENSORS["session.nothing.frames"]) == 0
+        else:
+            starts[name] = (ours.index(True), official.index(True))
+    assert starts["one_blob"] == (0, 0) and starts["short"] == (1, 1)
+    assert starts["chinese_no_punct"][0] < starts["chinese_no_punct"][1] == 15
+    for name in ("words", "chars"):  # here some tokens are held back, there the cut is near
+        assert starts[name][1] < starts[name][0] < len(GROUPS["session"]["traces"][name]["deltas"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -220,6 +220,24 @@ def test_a_primed_stream_may_end_before_its_first_frame(num_steps: int) -> None:
         booth.finish(1)
     booth.settle()
     assert [event.frames for event in booth.closed(1)] == [0] and kinds(booth.events, 1) == ["Closed"]
+    booth.check_free()
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_a_primed_stream_that_failed_is_not_opened_again(where: str) -> None:
+    booth = Booth()
+    if where == "reset":
+        booth.decoder.reset_error = RuntimeError("no slot")
+    started = Started(Timing(booth.clock()), 1, is_primed=True)
+    booth.handle(Prime(StreamId(1), np.ones((3, 4), np.int16), replace(started, is_primed=False)))
+    if where == "step":
+        booth.decoder.decode_error = RuntimeError("no step")
+        booth.step()
+    booth.handle(Frames((StreamId(1),), np.ones((1, 4), np.int16), (started,), (0.01,)))
+    booth.settle()
+    (closed,) = booth.closed(1)
+    assert closed.reason == "failed" and kinds(booth.events, 1) == ["Closed"]
+    booth.finish(1)  # as the engine does in the end
     booth.check_free()
 
 

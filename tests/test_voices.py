@@ -117,12 +117,21 @@ def test_a_bad_file_is_left_out_with_a_warning_that_names_it(
     save(tmp_path / "good.flac")
     save(tmp_path / "words.wav")
     (tmp_path / "words.txt").write_bytes(b"\xff\xfe\xff")
+    save(tmp_path / "book.wav")
+    (tmp_path / "book.txt").write_text("word " * 500)
     with caplog.at_level(logging.WARNING):
         assert [voice.path.name for voice in scan(str(tmp_path)).values()] == ["good.flac"]
     told = "\n".join(caplog.messages)
-    for name in ("good.wav", "long.wav", "broken.mp3", "folder.wav", "words.wav"):
+    for name in (
+        "good.wav",
+        "long.wav",
+        "broken.mp3",
+        "folder.wav",
+        "words.wav",
+        "book.txt has 2499 characters",
+    ):
         assert name in told
-    assert len(caplog.messages) == 5
+    assert len(caplog.messages) == 6
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:

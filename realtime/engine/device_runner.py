@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from realtime.engine.device_sampler import DeviceSampler
-from realtime.engine.row import Row
-from realtime.engine.scheduler import PREFILL_TILE, Batch, StepOutput
+from realtime.engine.row import PREFILL_TILE, Row
+from realtime.engine.scheduler import Batch, StepOutput
 from realtime.engine.text import policy_of
 from realtime.graphs import Graphs, bucket_of, buckets, own_stream
 from realtime.models.base import Bundle

@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from realtime.messages import SamplingParams, StreamId, Timing
 
+PREFILL_TILE = 32  # parts of a prompt are cut at multiples: a smaller one would cost about as much
+
 
 @dataclass(slots=True)
 class Segment:
@@ -22,6 +24,7 @@ class Segment:
     continued: npt.NDArray[np.int32] | None = None  # instead of `inputs`, behind frames of the one before
     max_frames: int | None = None
     begun: bool = False
+    origin: npt.NDArray[np.int32] | None = None  # its own prompt once it has begun; of a rest, its part's
     start: int = 0
     offset: int = 0  # tokens of the feed's segment that an earlier, capped part has spoken
     frames_before: int = 0  # of such parts
@@ -64,6 +67,7 @@ class Row:
     starved_since_s: float | None = None
     first_frame_s: float | None = None
     whole: bool = False  # nobody listens before the end
+    is_primed: bool = False  # its slot is open, with a reference's frames in front
     is_heard: bool = False  # its first chunk may be out
     is_parked: bool = True  # could not run, or was not let, when it was last looked at
     since_s: float = 0.0  # since when it works on its next frame

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from realtime.engine.cost import StepCost
-from realtime.engine.row import Row, Segment
+from realtime.engine.row import PREFILL_TILE, Row, Segment
 from realtime.engine.text import Codes, policy_of
 from realtime.errors import StageFailed
 from realtime.messages import (
@@ -40,19 +40,18 @@ from realtime.messages import (
 from realtime.models.base import ModelSpec
 
 INTERVAL_MEMORY = 0.95  # about the last twenty steps
-PREFILL_TILE = 32  # parts of a prompt are cut at multiples: a smaller one would cost about as much
 
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
     """How far ahead of its listener a row must be to sit out while newcomers start: its lead covers the
-    making of a largest chunk, and `turnaround_s`, what it then takes to become sound (a vocoder step in
+    making of a largest chunk, and `turnaround_s()`, what it then takes to become sound (a vocoder step in
     flight and its own). A row is a newcomer until the vocoder's first chunk of it is full; that has
     `first_frames()` frames."""
 
     first_frames: Callable[[], int] = lambda: 2
     chunk_frames: int = 25
-    turnaround_s: float = 0.12
+    turnaround_s: Callable[[], float] = lambda: 0.12
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +131,7 @@ class Scheduler:
             if prompt.prime is not None and len(prompt.prime):
                 started = Started(row.timing, row.sampling.seed, row.priority, row.whole)
                 self.outbox.append(Prime(row.stream_id, prompt.prime, started))
+                row.is_primed = True
         elif row.segments and not row.segments[-1].closed:
             row.segments[-1].closed = True  # a new segment ends the one before
         row.segments.append(
@@ -151,6 +151,7 @@ class Scheduler:
         row = self.rows.get(tokens.stream_id)
         if row is not None and row.segments:
             row.segments[-1].tokens.extend(tokens.ids)
+            self._settle(row)
 
     def end_segment(self, message: EndSegment) -> None:
         row = self.rows.get(message.stream_id)
@@ -192,7 +193,7 @@ class Scheduler:
         wait_s: float | None = None
         for row in self.rows.values():
             segment = row.segments[0] if row.segments else None
-            if segment is None or row.held:
+            if segment is None or row.held or not segment.begun:
                 self._park(row, "hold" if row.held else "text")
                 continue
             if not self.policy.is_known(segment):
@@ -227,7 +228,7 @@ class Scheduler:
     def _prefill(self, prefill: Sequence[Row], decode: Sequence[Row], now: float) -> Batch | None:
         """As much of the first newcomer's prompt as the most urgent running row's slack covers. Between
         two decode steps there is always some: about as long as one of them, when nobody has slack."""
-        first = min(prefill, key=lambda row: (-row.priority, row.stream_id))
+        first = min(prefill, key=lambda row: self._prompt_key(row, now))
         segment = first.segments[0]
         missing = segment.inputs.shape[0] - segment.num_prefilled
         if decode:
@@ -238,6 +239,13 @@ class Scheduler:
             within = self.cost.positions_within(max(slack_s, step_s))
             missing = min(missing, max(within // PREFILL_TILE, 1) * PREFILL_TILE)
         return Batch((first,), "prefill", segment.num_prefilled, segment.num_prefilled + missing)
+
+    def _prompt_key(self, row: Row, now: float) -> tuple[int, float, float, int]:
+        """The order of prompts: whose listener would wait, newcomers by priority and age, the rest."""
+        if not row.num_frames:
+            return 1, -row.priority, row.timing.trigger_s, row.stream_id
+        slack_s = self._slack_s(row, now) - self._missing_s(row) - self.cost.decode_s(len(self.rows))
+        return 0 if slack_s <= 0 else 2, slack_s, 0.0, row.stream_id
 
     def _missing_s(self, row: Row) -> float:
         """What the rest of its prompt will take."""
@@ -259,14 +267,14 @@ class Scheduler:
             row.is_heard = row.num_frames >= first or now - row.first_frame_s > first * self.spec.frame_s
         if row.whole or not row.is_heard:
             return math.inf
-        return row.lead_s(now, self.spec.frame_s) - self.pacing.turnaround_s
+        return row.lead_s(now, self.spec.frame_s) - self.pacing.turnaround_s()
 
     def _paced(self, decode: list[Row], now: float) -> list[Row]:
         """While somebody makes its first frames, without the rows that are far ahead of their listeners."""
         pacing, first = self.pacing, self.pacing.first_frames()
         if all(row.num_frames >= first for row in decode):
             return decode
-        enough_s = pacing.chunk_frames * self.cost.decode_s(len(decode)) + pacing.turnaround_s
+        enough_s = pacing.chunk_frames * self.cost.decode_s(len(decode)) + pacing.turnaround_s()
         running = []
         for row in decode:
             far = row.num_frames >= first and row.lead_s(now, self.spec.frame_s) > enough_s
@@ -358,7 +366,7 @@ class Scheduler:
         segment = row.segments[0]
         row.position = segment.start + batch.end if batch.phase == "prefill" else row.position + 1
         if stop:
-            self._end_part(row)
+            self._stop(row)
             return None
         if self.policy.is_full(segment):
             # The step beyond the cap was only the chance to end by itself.
@@ -370,8 +378,15 @@ class Scheduler:
         if heard is not None:
             row.num_frames += 1
         elif self.policy.is_lost(segment):
-            self._end_part(row)
+            self._stop(row)
         return heard
+
+    def _stop(self, row: Row) -> None:
+        """The head segment ended by itself. If that was before its text did, a new part has the rest."""
+        rest = self.policy.rest(row.segments[0])
+        if rest is not None:
+            row.segments.insert(1, rest)
+        self._end_part(row)
 
     def _cap(self, row: Row) -> None:
         segment = row.segments[0]
@@ -399,8 +414,10 @@ class Scheduler:
 
     def _end_part(self, row: Row) -> None:
         """Takes the head segment off and makes the row ready for the next one."""
-        segment = row.before = row.segments.popleft()
-        row.num_parts += 1
+        segment = row.segments.popleft()
+        if segment.begun:  # else it turned out to have no text
+            row.before = segment
+            row.num_parts += 1
         row.codes = self.spec.first_codes
         row.starved_since_s = None
         if not (row.segments and row.segments[0].index == segment.index):
@@ -423,7 +440,8 @@ class Scheduler:
                 Note(row.stream_id, segment.index, row.num_frames, "segment_end", 0),
             ]
         if row.segments and not row.segments[0].begun:
-            self._begin(row)
+            if self.policy.may_begin(row.segments[0]):
+                self._begin(row)
         elif row.text_ended and not row.segments:
             self.remove(row.stream_id)
             self.outbox.append(Finish(row.stream_id, "done", row.text_pads))
@@ -431,7 +449,11 @@ class Scheduler:
     def _begin(self, row: Row) -> None:
         """The head segment's turn has come: what is prefilled depends on what the one before has left."""
         segment = row.segments[0]
+        own = segment.inputs
         segment.inputs, segment.start = self.policy.opening(row, segment)
+        segment.num_prefilled = self.policy.num_kept(row, segment)
+        if segment.origin is None:
+            segment.origin = own
         segment.begun = True
         row.position = segment.start
         missing = segment.start + segment.inputs.shape[0] - self.spec.text.max_positions
@@ -441,4 +463,4 @@ class Scheduler:
     def _started(self, row: Row, now: float) -> Started:
         row.first_frame_s = now
         row.timing = replace(row.timing, first_frame_s=now)
-        return Started(row.timing, row.sampling.seed, row.priority, row.whole)
+        return Started(row.timing, row.sampling.seed, row.priority, row.whole, row.is_primed)

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from realtime.engine.row import Row, Segment
+from realtime.engine.row import PREFILL_TILE, Row, Segment
 from realtime.models.base import PushedText, TextPolicy, WholeText, WindowedText
 
 MAX_FRAMES_AFTER_TEXT = 12  # of one windowed segment, once all its tokens are spoken
@@ -23,6 +23,14 @@ Capped = Literal["over", "again", "limit"]
 class Policy(Protocol):
     def opening(self, row: Row, segment: Segment) -> tuple[npt.NDArray[np.int32], int]:
         """The rows that a segment's prefill takes, and the position of the first of them."""
+        ...
+
+    def num_kept(self, row: Row, segment: Segment) -> int:
+        """How many of the rows that `opening` gave are in the KV already, at their positions."""
+        ...
+
+    def may_begin(self, segment: Segment) -> bool:
+        """The text that its prompt needs is there."""
         ...
 
     def is_known(self, segment: Segment) -> bool:
@@ -52,6 +60,10 @@ class Policy(Protocol):
         """It made so many frames without sound that nothing is to be expected of it."""
         ...
 
+    def rest(self, segment: Segment) -> Segment | None:
+        """What the model was not shown of one that ended, as a new part."""
+        ...
+
 
 def policy_of(text: TextPolicy, codebook_size: int) -> Policy:
     match text:
@@ -71,6 +83,12 @@ class Windowed:
 
     def opening(self, row: Row, segment: Segment) -> tuple[npt.NDArray[np.int32], int]:
         return segment.inputs, 0
+
+    def num_kept(self, row: Row, segment: Segment) -> int:
+        return 0
+
+    def may_begin(self, segment: Segment) -> bool:
+        return True
 
     def is_known(self, segment: Segment) -> bool:
         return segment.closed or len(segment.tokens) >= segment.spoken + self._text.min_lookahead + 1
@@ -107,6 +125,9 @@ class Windowed:
     def is_lost(self, segment: Segment) -> bool:
         return False
 
+    def rest(self, segment: Segment) -> Segment | None:
+        return None  # it stops when all was said
+
 
 class Pushed:
     """Each decode step shows the next token, and padding once the text is over. `spoken` tokens were
@@ -117,12 +138,28 @@ class Pushed:
         self._codebook_size = codebook_size
 
     def opening(self, row: Row, segment: Segment) -> tuple[npt.NDArray[np.int32], int]:
-        """Behind everything that the segments before have left in the KV, while there is room."""
+        """Behind everything that the segments before have left in the KV, while there is room. A rest has
+        the prompt of the part before, with its own text at the end: what that left led nowhere."""
+        if segment.origin is not None:
+            num_before = max(len(segment.origin) - self._text.lookahead, 0)
+            first = segment.tokens[: self._text.lookahead]
+            segment.tokens = segment.tokens[len(first) :]
+            shown = np.repeat(segment.origin[-2:][:1], len(first), axis=0)
+            shown[-1] = segment.origin[-1]
+            shown[:, 0] = first
+            return np.concatenate([segment.origin[:num_before], shown]), 0
         if segment.continued is not None and _left_frames(row):
             end = row.position + segment.continued.shape[0]
             if end + self._text.max_segment_frames <= self._text.max_positions:
                 return segment.continued, row.position
         return segment.inputs, 0
+
+    def num_kept(self, row: Row, segment: Segment) -> int:
+        return 0
+
+    def may_begin(self, segment: Segment) -> bool:
+        is_enough = segment.closed or len(segment.tokens) >= self._text.lookahead
+        return segment.origin is None or is_enough
 
     def is_known(self, segment: Segment) -> bool:
         return segment.num_frames == 0 or segment.closed or segment.spoken < len(segment.tokens)
@@ -156,6 +193,19 @@ class Pushed:
     def is_lost(self, segment: Segment) -> bool:
         return segment.mute_run >= self._text.max_invalid_frames
 
+    def rest(self, segment: Segment) -> Segment | None:
+        """At least the lookahead is shown of each part: there is an end to them."""
+        if segment.closed and segment.spoken >= len(segment.tokens):
+            return None
+        return Segment(
+            segment.index,
+            segment.inputs[:0],
+            origin=segment.origin,
+            frames_before=segment.frames_before + segment.num_frames - segment.num_mute,
+            tokens=segment.tokens[segment.spoken :],
+            closed=segment.closed,
+        )
+
 
 class Whole:
     """All text is in the prompt; every decode step shows the same id."""
@@ -172,6 +222,21 @@ class Whole:
             if inputs.shape[0] + self._text.max_segment_frames <= self._text.max_positions:
                 return inputs, 0
         return segment.inputs, 0
+
+    def num_kept(self, row: Row, segment: Segment) -> int:
+        """What both begin with: the system's text and the reference. Whole tiles of it, since a prompt's
+        numbers depend on where it is cut; and a row is left to make the frame from."""
+        before = row.before
+        if before is None:
+            return 0
+        assert before.start == segment.start == 0
+        num_rows = min(len(before.inputs), len(segment.inputs) - 1)
+        is_same = (before.inputs[:num_rows] == segment.inputs[:num_rows]).all(1)
+        num_same = num_rows if is_same.all() else int(is_same.argmin())
+        return num_same // PREFILL_TILE * PREFILL_TILE
+
+    def may_begin(self, segment: Segment) -> bool:
+        return True
 
     def is_known(self, segment: Segment) -> bool:
         return True
@@ -195,6 +260,9 @@ class Whole:
 
     def is_lost(self, segment: Segment) -> bool:
         return False
+
+    def rest(self, segment: Segment) -> Segment | None:
+        return None  # all of it was shown
 
 
 def window_ids(segment: Segment, text: WindowedText) -> list[int]:

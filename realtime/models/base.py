@@ -125,6 +125,7 @@ class ModelSpec:
     sampling: SamplingDefaults
     languages: tuple[str, ...]
     voices: tuple[str, ...]
+    has_controls: bool = False  # a prompt may ask for a length and a style
     tells_pace: bool = True  # codebook 0 says how many tokens a frame finished
     phonemes: tuple[str, ...] = ()  # symbols of the two codebooks after it, "" = silence; () = none
     pace_lag_frames: float = 0.0  # how much later than its sound a token counts as finished

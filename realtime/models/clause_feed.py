@@ -66,6 +66,7 @@ class _Opened:
 
     spans: tuple[Span, ...] = ()
     words: tuple[SpokenWord, ...] = ()
+    is_pause: bool = False
 
 
 class ClauseFeed:
@@ -87,19 +88,25 @@ class ClauseFeed:
         self._prompts = prompts
         self._clock = clock
         self._max_frames = text.max_segment_frames
+        self._max_positions = text.max_positions
         self._references = [] if voice is None or request.voice_text else [voice.codes]
         self._prefix = voice.codes if voice is not None and request.voice_text else None
         self._prefix_text = (request.voice_text or "").strip() if self._prefix is not None else ""
-        self._language = language_name(request.language)
+        self._language = language_name(request.language) if prompts.has_controls else None
+        self._style = " ".join((request.style or "").split()) or None  # on one line, as the fields are
         self._verbatim = Verbatim(request.join_sentences)
         self._num_tokens = token_counter(prompts.tokenizer)
         self._clauses = Clauses(self._num_tokens, MAX_TOKENS, request.trigger.mode)
         self._markup = None if prompts.has_controls else Markup(False, self._add, self._add_pause)
         # The start of the text, as long as it may ask for a length.
-        self._head: list[Char] | None = [] if prompts.has_controls else None
+        self._head: list[Char] | None = [] if prompts.has_controls and request.token_count is None else None
         self._length: int | None = None  # frames that were asked for, of all text up to a flush
+        if request.token_count is not None:
+            if isinstance(request.token_count, bool) or request.token_count <= 0:
+                raise BadRequest(f"token_count must be at least 1, got {request.token_count!r}")
+            self._set_length(request.token_count, "token_count: ")
         self._queue: deque[Clause | _Pause] = deque()  # not yet sent
-        self._before: Clause | None = None  # the segment before, where it can be gone on from
+        self._before: Clause | None = None  # the newest that was sent: the next one goes on from it
         self._opened: list[_Opened] = []
 
     @property
@@ -165,11 +172,15 @@ class ClauseFeed:
         head, self._head = self._head, None
         self._length, rest = split_length("".join(char for char, _, _ in head))
         if self._length is not None:
-            if self._length > self._max_frames:
-                raise BadRequest(f"a text can take {self._max_frames} frames at most, not {self._length}")
-            self._clauses = Clauses(self._num_tokens, self._max_frames // MIN_FRAMES_PER_TOKEN, "manual")
+            self._set_length(self._length)
         for char in head[len(head) - len(rest) :]:
             self._read(char)
+
+    def _set_length(self, length: int, what: str = "") -> None:
+        if length > self._max_frames:
+            raise BadRequest(f"{what}a text can take {self._max_frames} frames at most, not {length}")
+        self._length = length
+        self._clauses = Clauses(self._num_tokens, self._max_frames // MIN_FRAMES_PER_TOKEN, "manual")
 
     def _add(self, char: str, c0: int, c1: int) -> None:
         clauses = self._clauses.push([(char, c0, c1)])
@@ -203,11 +214,20 @@ class ClauseFeed:
         return messages
 
     def _prompt(self, clause: Clause) -> Prompt:
-        fields = PromptFields(tokens=self._length, language=self._language)
+        fields = PromptFields(instruction=self._style, tokens=self._length, language=self._language)
         inputs = self._rows(clause.text, fields)
+        num_frames = MIN_FRAMES_PER_TOKEN * clause.num_tokens
+        if len(inputs) + num_frames > self._max_positions:
+            raise BadRequest(
+                f"{len(inputs)} positions of a prompt (voice and text) and at least {num_frames} frames of"
+                f" speech are more than the {self._max_positions} that the model has"
+            )
         continued = None
         if self._before is not None and self._length is None:
-            continued = self._rows(self._before.text + clause.lead + clause.text, fields)
+            before = self._before.text
+            is_behind_pause = self._opened[-1].is_pause
+            text = _joined(before, clause.text) if is_behind_pause else before + clause.lead + clause.text
+            continued = self._rows(text, fields)
         self._before = clause
         words = clause_words(clause, self._num_tokens)
         # Behind the last word may be marks.
@@ -221,8 +241,7 @@ class ClauseFeed:
         )
 
     def _silence(self, pause: _Pause) -> Prompt:
-        self._before = None
-        self._opened.append(_Opened(((pause.c0, pause.c1),)))
+        self._opened.append(_Opened(((pause.c0, pause.c1),), is_pause=True))
         return self._message(self._prompts.no_rows, None, None, silence_ms=pause.ms)
 
     def _message(
@@ -249,7 +268,8 @@ class ClauseFeed:
 
 
 def _joined(before: str, text: str) -> str:
-    """A space goes between a transcript and what follows it, in scripts that have one."""
+    """A space goes between a transcript, or text in front of a pause, and what follows it, in scripts that
+    have one."""
     if not before or is_wide(text[0]) or is_wide(before[-1]) or before[-1] in WIDE:
         return before + text
     return f"{before} {text}"

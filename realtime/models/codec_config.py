@@ -6,14 +6,13 @@ several) and causal transformers; an index into the list is the module's place i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from realtime.errors import ModelError
-from realtime.models.fields import Fields
+from realtime.models.fields import MOST, Fields
 
 Half = Literal["encoder", "decoder"]
 
@@ -126,21 +125,19 @@ class CodecConfig:
     def load(cls, path: Path) -> CodecConfig:
         """Raises ModelError that names file and key of what is missing or not served."""
         fields = Fields.load(path)
-        sample_rate = _positive(
-            fields, path, "sampling_rate" if fields.has("sampling_rate") else "sample_rate"
-        )
+        sample_rate = fields.positive("sampling_rate" if fields.has("sampling_rate") else "sample_rate")
         channel_keys = [key for key in ("number_channels", "channels_numbers") if fields.has(key)]
-        channels = _positive(fields, path, channel_keys[0]) if channel_keys else 1
+        channels = fields.positive(channel_keys[0]) if channel_keys else 1
         interleaved = not fields.has("enable_channel_interleave") or fields.get("enable_channel_interleave")
         if channels > 2 or channels == 2 and not interleaved:
             raise ModelError(f"{path}: one channel or two interleaved ones are served")
         # The classes of both generations are named alike; only the second one knows channels.
         first_generation = not channel_keys or fields.get("model_type") == "speech_tokenizer"
-        hop = _positive(fields, path, "downsample_rate")
+        hop = fields.positive("downsample_rate")
         reader = _StageReader(
             path, fields, int if first_generation else round, sample_rate * channels, hop * channels
         )
-        code_dim = _positive(fields, path, "code_dim")
+        code_dim = fields.positive("code_dim")
         quantizer = _quantizer(fields, path)
         if quantizer.input_dim != code_dim or quantizer.output_dim != code_dim:
             raise ModelError(
@@ -161,33 +158,18 @@ class CodecConfig:
         )
 
 
-def _positive(fields: Fields, where: object, key: str) -> int:
-    value = fields.integer(key)
-    if value < 1:
-        raise ModelError(f"{where}: {key!r} must be at least 1, got {value}")
-    return value
-
-
-def _above_zero(fields: Fields, where: object, key: str) -> float:
-    value = fields.number(key)
-    if not 0 < value < math.inf:
-        raise ModelError(f"{where}: {key!r} must be above 0, got {value}")
-    return value
-
-
 def _quantizer(fields: Fields, path: Path) -> QuantizerConfig:
     values = fields.object("quantizer_kwargs")
-    where = f"{path}: quantizer_kwargs"
     kind = (fields if fields.has("quantizer_type") else values).get("quantizer_type")
     if kind not in _QUANTIZERS:
         raise ModelError(f"{path}: quantizer_type {kind!r} is not served, {' and '.join(_QUANTIZERS)} are")
     return QuantizerConfig(
-        input_dim=_positive(values, where, "input_dim"),
-        rvq_dim=_positive(values, where, "rvq_dim"),
-        output_dim=_positive(values, where, "output_dim"),
-        num_quantizers=_positive(values, where, "num_quantizers"),
-        codebook_size=_positive(values, where, "codebook_size"),
-        codebook_dim=_positive(values, where, "codebook_dim"),
+        input_dim=values.positive("input_dim"),
+        rvq_dim=values.positive("rvq_dim"),
+        output_dim=values.positive("output_dim"),
+        num_quantizers=values.positive("num_quantizers"),
+        codebook_size=values.positive("codebook_size"),
+        codebook_dim=values.positive("codebook_dim"),
     )
 
 
@@ -207,7 +189,7 @@ class _StageReader:
         for stage, where in self._stages(half, key):
             match stage.get("module_type"):
                 case "PatchedPretransform":
-                    size = _positive(stage, where, "patch_size")
+                    size = stage.positive("patch_size")
                     if half == "encoder":
                         dim, tokens, rest = dim * size, tokens // size, tokens % size
                     else:
@@ -251,21 +233,23 @@ class _StageReader:
             if stage.get(key) != value:
                 raise ModelError(f"{where}: {key} {stage.get(key)!r} is not served, {value!r} is")
         seconds = (
-            _above_zero(stage, where, "context_duration")
+            stage.above_zero("context_duration")
             if stage.has("context_duration")
-            else _above_zero(self.fields, self.path, "causal_transformer_context_duration")
+            else self.fields.above_zero("causal_transformer_context_duration")
         )
         rate_hz = self.samples_per_s * tokens / self.samples_per_frame
-        sides = (_positive(stage, where, "input_dimension"), _positive(stage, where, "output_dimension"))
+        if rate_hz * seconds > MOST:
+            raise ModelError(f"{where}: a context of {seconds} s at {rate_hz} Hz is too long")
+        sides = (stage.positive("input_dimension"), stage.positive("output_dimension"))
         config = TransformerConfig(
             name=name,
             input_dim=sides[swapped],
             output_dim=sides[not swapped],
-            dim=_positive(stage, where, "d_model"),
-            num_heads=_positive(stage, where, "num_heads"),
-            num_layers=_positive(stage, where, "num_layers"),
-            feed_dim=_positive(stage, where, "dim_feedforward"),
-            max_period=_above_zero(stage, where, "max_period"),
+            dim=stage.positive("d_model"),
+            num_heads=stage.positive("num_heads"),
+            num_layers=stage.positive("num_layers"),
+            feed_dim=stage.positive("dim_feedforward"),
+            max_period=stage.above_zero("max_period"),
             has_layer_scale=stage.get("layer_scale") is not None,
             window=self.window_of(rate_hz * seconds),
             tokens_per_frame=tokens,

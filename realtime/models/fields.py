@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from realtime.errors import ModelError
+
+MOST = 1 << 20  # more of anything that has a size is a slip of the pen
 
 
 class Fields:
@@ -39,6 +42,19 @@ class Fields:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise ModelError(f"{self.path}: {key!r} must be an integer, got {value!r}")
+        return value
+
+    def positive(self, key: str, default: int | None = None) -> int:
+        """An integer of 1 to MOST."""
+        value = self.integer(key, default)
+        if not 1 <= value <= MOST:
+            raise ModelError(f"{self.path}: {key!r} must be 1 to {MOST}, got {value}")
+        return value
+
+    def above_zero(self, key: str, default: float | None = None) -> float:
+        value = self.number(key, default)
+        if not 0 < value < math.inf:
+            raise ModelError(f"{self.path}: {key!r} must be above 0, got {value}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

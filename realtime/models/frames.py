@@ -58,8 +58,8 @@ class Positions:
 
 class TiedFrames:
     """Local's and Nano's: position 0 decides whether to go on, the tables that embed codes are also the
-    heads. Nano (`slot`, the embedding of the text id of a frame) then has one more position, from which
-    its codes begin.
+    heads, unless a checkpoint has others. Nano (`slot`, the embedding of the text id of a frame) then has
+    one more position, from which its codes begin.
 
     `tables` [codes, H] are those of the codebooks to generate; the frame's other codes are `pad_code`.
     """
@@ -72,10 +72,11 @@ class TiedFrames:
         num_codebooks: int,
         pad_code: int,
         slot: Tensor | None = None,
+        heads: Sequence[Tensor] | None = None,
     ) -> None:
         self._positions = Positions(stack, len(tables) + (slot is not None))
         self._tables = tables
-        self._heads = [Linear(table) for table in tables]
+        self._heads = [Linear(head) for head in (tables if heads is None else heads)]
         self._decision = Linear(decision)  # [2, H]: go on, stop
         self._slot = slot  # [H]
         self._num_pads = num_codebooks - len(tables)

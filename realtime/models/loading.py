@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 def load_any(path: str, device: str, dtype: str, codec: str, num_streams: int, num_references: int) -> Bundle:
     """As `realtime.models.load` says."""
-    where = _device(device)  # before anything is downloaded
+    where, values = place(device, dtype)  # before anything is downloaded
     folder = EMBEDDED if path == "wren" else hub.find(path)
     config = Fields.load(folder / "config.json")
     family = _family(folder, config)
@@ -36,7 +36,6 @@ def load_any(path: str, device: str, dtype: str, codec: str, num_streams: int, n
         if device not in ("auto", "cpu") or dtype not in ("auto", "float32") or codec:
             raise ModelError(f"{folder.name} runs on the CPU in float32 with its own codec: leave them unset")
         return _named(load_wren(folder), path)
-    values = _DTYPES[("bfloat16" if where.type == "cuda" else "float32") if dtype == "auto" else dtype]
     codec_folder = hub.find(codec) if codec else hub.find(_codec_name(folder, config, family), folder)
     _check_memory(family, folder, codec_folder, where, values, num_streams, num_references)
     match family:
@@ -77,6 +76,12 @@ def _check_memory(
     plan.check(device)
 
 
+def place(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
+    """Where a model runs and in what numbers. Raises ModelError where there is no such device."""
+    where = _device(device)
+    return where, _DTYPES[("bfloat16" if where.type == "cuda" else "float32") if dtype == "auto" else dtype]
+
+
 def _device(name: str) -> torch.device:
     """Raises ModelError where there is no such device."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -94,12 +99,12 @@ def _family(folder: Path, config: Fields) -> str:
     model_type = _get(config, "model_type")
     if model_type == "moss_tts_realtime" and config.has("text_channels"):
         return "wren"  # its text is a window of several tokens; the official one is a single channel
-    if model_type not in _CODECS:
+    if not isinstance(model_type, str) or model_type not in _CODECS:
         raise ModelError(
             f"{folder} is none of the models served here ({', '.join(_CODECS)}): its model_type is"
             f" {model_type!r}, its architectures are {_get(config, 'architectures')!r}"
         )
-    return str(model_type)
+    return model_type
 
 
 def _codec_name(folder: Path, config: Fields, family: str) -> str:

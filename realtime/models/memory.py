@@ -107,8 +107,10 @@ def sizes_of(
             config = RealtimeConfig.load(folder)
     weights = Tensors(folder)
     # Copies of other tensors, which the loaders leave where they are.
-    weights.discard("text_lm_head.weight", "language_model.embed_tokens.weight")
-    weights.discard(*(f"audio_lm_heads.{k}.weight" for k in range(config.num_codebooks)))
+    weights.discard("language_model.embed_tokens.weight")
+    if isinstance(config, RealtimeConfig) or config.is_tied:
+        weights.discard("text_lm_head.weight")
+        weights.discard(*(f"audio_lm_heads.{k}.weight" for k in range(config.num_codebooks)))
     codec = CodecConfig.load(codec_folder / "config.json")
     width, frames = dtype.itemsize, pass_frames(device)
     return Sizes(

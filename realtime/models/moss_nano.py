@@ -2,6 +2,12 @@
 
 Source: the module tree of OpenMOSS MOSS-TTS-Nano; backbone and local transformer are GPT2-style, the
 decision whether to go on is two rows of the token table, heads are the embedding tables.
+
+Stored values of the checkpoint's own code (of micro size) decide: heads turn in interleaved pairs in both
+stacks, c_attn and its like are [out, in], position 0 of a frame decides, its logits are rows (slot, end) in
+the order go on, stop, the slot's embedding comes next and head k answers at position k + 1; a pad code adds
+nothing, and a prompt is tokenized piece by piece. Not confirmed by a released checkpoint: that its values
+are stored as bfloat16 (any float type loads), and that its tied heads are stored too (both ways load).
 """
 
 from __future__ import annotations
@@ -12,7 +18,6 @@ from pathlib import Path
 
 import torch
 
-from realtime.errors import ModelError
 from realtime.models.backbone import RowBackbone
 from realtime.models.base import Bundle, ModelSpec, SamplingDefaults, WholeText
 from realtime.models.clause_feed import ClauseFeed
@@ -24,11 +29,14 @@ from realtime.models.official import (
     read_gpt2,
     read_ids,
     read_pad_code,
+    read_positions,
+    take_heads,
     take_tables,
     with_zero_rows,
 )
 from realtime.models.prompts import ClausePrompts, PromptIds
 from realtime.models.stack import GPT2Config, gpt2_stack
+from realtime.models.tokenizer_codec import Codec
 from realtime.models.tokenizers import SentencePieceTokenizer
 from realtime.models.weights import Tensors
 
@@ -46,6 +54,7 @@ class NanoConfig:
     ids: PromptIds
     pad_code: int
     sample_rate: int
+    is_tied: bool  # heads are the tables, and stored copies of them count for nothing
     max_positions: int
 
     @classmethod
@@ -53,13 +62,13 @@ class NanoConfig:
         """Raises ModelError that names file and key."""
         fields = Fields.load(folder / "config.json")
         values = fields.object("gpt2_config")
-        num_codebooks = fields.integer("n_vq")
+        num_codebooks = fields.positive("n_vq")
         codebook_size = read_codebook_size(fields, num_codebooks)
-        vocab_size = values.integer("vocab_size")
-        language = read_gpt2(values, values.integer("n_layer"))
+        vocab_size = values.positive("vocab_size")
+        language = read_gpt2(values, values.positive("n_layer"))
         local = replace(
             language,
-            num_layers=fields.integer("local_transformer_layers", 1),
+            num_layers=fields.positive("local_transformer_layers", 1),
             num_positions=num_codebooks + 1,
         )
         return cls(
@@ -70,8 +79,9 @@ class NanoConfig:
             codebook_size=codebook_size,
             ids=read_ids(fields, vocab_size),
             pad_code=read_pad_code(fields, codebook_size),
-            sample_rate=fields.integer("audio_tokenizer_sample_rate", 48000),
-            max_positions=min(MAX_POSITIONS, values.integer("n_positions", MAX_POSITIONS)),
+            sample_rate=fields.positive("audio_tokenizer_sample_rate", 48000),
+            is_tied=fields.boolean("tie_word_embeddings", True),
+            max_positions=read_positions(values, "n_positions", MAX_POSITIONS),
         )
 
     @property
@@ -80,41 +90,20 @@ class NanoConfig:
         return WholeText(self.ids.assistant_slot, frames, self.max_positions)
 
 
-def load_nano(
-    folder: Path, device: torch.device, dtype: torch.dtype, codec_folder: Path, depth: int | None = None
-) -> Bundle:
-    """Raises ModelError that says what is wrong with the folder. `depth`: generate only so many
-    codebooks, which is faster and sounds rougher."""
+def load_nano(folder: Path, device: torch.device, dtype: torch.dtype, codec_folder: Path) -> Bundle:
+    """Raises ModelError that says what is wrong with the folder."""
     config = NanoConfig.load(folder)
-    depth = config.num_codebooks if depth is None else depth
-    if not 1 <= depth <= config.num_codebooks:
-        raise ModelError(f"{folder}: a depth of {depth} codebooks, the model has {config.num_codebooks}")
-    backbone, local = load_nano_lm(folder, config, device, dtype, depth)
+    backbone, local = load_nano_lm(folder, config, device, dtype)
     codec = load_codec_for(
         folder,
         codec_folder,
         device,
         dtype,
-        num_codebooks=depth,
+        num_codebooks=config.num_codebooks,
         codebook_size=config.codebook_size,
         sample_rate=config.sample_rate,
     )
-    spec = ModelSpec(
-        name=folder.name,
-        num_codebooks=config.num_codebooks,
-        codec_codebooks=slice(0, depth),
-        codebook_size=config.codebook_size,
-        frame_rate=codec.frame_rate,
-        sample_rate=codec.sample_rate,
-        channels=codec.channels,
-        hop=codec.hop,
-        first_codes=(config.pad_code,) * config.num_codebooks,
-        text=config.text,
-        sampling=SamplingDefaults((0.8,) * config.num_codebooks, 25, 0.95, 1.2, rule="local"),
-        languages=(),
-        voices=(),
-        tells_pace=False,
-    )
+    spec = nano_spec(folder.name, config, codec)
     tokenizer = SentencePieceTokenizer(folder / "tokenizer.model")
     prompts = ClausePrompts(tokenizer, config.ids, config.num_codebooks, config.pad_code, has_controls=False)
     return Bundle(
@@ -128,14 +117,38 @@ def load_nano(
     )
 
 
+def nano_spec(name: str, config: NanoConfig, codec: Codec) -> ModelSpec:
+    return ModelSpec(
+        name=name,
+        num_codebooks=config.num_codebooks,
+        codec_codebooks=slice(0, config.num_codebooks),
+        codebook_size=config.codebook_size,
+        frame_rate=codec.frame_rate,
+        sample_rate=codec.sample_rate,
+        channels=codec.channels,
+        hop=codec.hop,
+        first_codes=(config.pad_code,) * config.num_codebooks,
+        text=config.text,
+        sampling=SamplingDefaults((0.8,) * config.num_codebooks, 25, 0.95, 1.2, rule="local"),
+        languages=(),
+        voices=(),
+        tells_pace=False,
+    )
+
+
 def load_nano_lm(
-    folder: Path, config: NanoConfig, device: torch.device, dtype: torch.dtype, depth: int
+    folder: Path, config: NanoConfig, device: torch.device, dtype: torch.dtype
 ) -> tuple[RowBackbone, TiedFrames]:
+    return build_nano_lm(Tensors(folder, dtype=dtype, device=device), config)
+
+
+def build_nano_lm(tensors: Tensors, config: NanoConfig) -> tuple[RowBackbone, TiedFrames]:
     c, hidden = config, config.language.hidden_size
-    tensors = Tensors(folder, dtype=dtype, device=device)
     text = tensors.take("transformer.wte.weight", c.vocab_size, hidden)
     tables = take_tables(tensors, "audio_embeddings", c.num_codebooks, c.codebook_size, hidden)
-    tensors.discard("text_lm_head.weight", *(f"audio_lm_heads.{k}.weight" for k in range(c.num_codebooks)))
+    heads = take_heads(tensors, tables, c.is_tied)
+    text_head = text if c.is_tied else tensors.take("text_lm_head.weight", c.vocab_size, hidden)
+    tensors.discard("text_lm_head.weight")
     backbone = RowBackbone(
         gpt2_stack(tensors, c.language, c.max_positions, "transformer"),
         text,
@@ -143,6 +156,6 @@ def load_nano_lm(
     )
     stack = gpt2_stack(tensors, c.local, c.num_codebooks + 1, "local_transformer")
     tensors.finish()
-    decision, slot = text[[c.ids.assistant_slot, c.ids.audio_end]], text[c.ids.assistant_slot]
-    local = TiedFrames(stack, tables[:depth], decision, c.num_codebooks, c.pad_code, slot)
+    decision, slot = text_head[[c.ids.assistant_slot, c.ids.audio_end]], text[c.ids.assistant_slot]
+    local = TiedFrames(stack, tables, decision, c.num_codebooks, c.pad_code, slot, heads)
     return backbone, local

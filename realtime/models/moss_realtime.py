@@ -17,11 +17,12 @@ from realtime.models.backbone import RowBackbone
 from realtime.models.base import Bundle, ModelSpec, PushedText, SamplingDefaults
 from realtime.models.fields import Fields
 from realtime.models.frames import RealtimeFrames
-from realtime.models.official import check_id, load_codec_for, read_qwen3, take_tables
+from realtime.models.official import check_id, load_codec_for, read_positions, read_qwen3, take_tables
 from realtime.models.qwen3 import Qwen3Config
 from realtime.models.realtime_prompt import AUDIO_EOS, AUDIO_PAD, LOOKAHEAD, RealtimePrompts
 from realtime.models.stack import qwen3_stack
 from realtime.models.token_feed import TokenFeed
+from realtime.models.tokenizer_codec import Codec
 from realtime.models.tokenizers import BpeTokenizer
 from realtime.models.weights import Tensors
 
@@ -56,11 +57,11 @@ class RealtimeConfig:
         config = cls(
             language=read_qwen3(language),
             local=read_qwen3(fields.object("local_config")),
-            vocab_size=language.integer("vocab_size"),
-            num_codebooks=fields.integer("rvq"),
+            vocab_size=language.positive("vocab_size"),
+            num_codebooks=fields.positive("rvq"),
             reference_pad=fields.integer("reference_audio_pad"),
             text_pad=fields.integer("text_pad"),
-            max_positions=min(MAX_POSITIONS, language.integer("max_position_embeddings", MAX_POSITIONS)),
+            max_positions=read_positions(language, "max_position_embeddings", MAX_POSITIONS),
         )
         for key in ("text_pad", "reference_audio_pad"):
             check_id(fields, key, config.vocab_size)
@@ -89,23 +90,7 @@ def load_realtime(folder: Path, device: torch.device, dtype: torch.dtype, codec_
         num_codebooks=config.num_codebooks,
         codebook_size=NUM_CODES,
     )
-    spec = ModelSpec(
-        name=folder.name,
-        num_codebooks=config.num_codebooks,
-        codec_codebooks=slice(0, config.num_codebooks),
-        codebook_size=NUM_CODES,
-        frame_rate=codec.frame_rate,
-        sample_rate=codec.sample_rate,
-        channels=codec.channels,
-        hop=codec.hop,
-        first_codes=(AUDIO_PAD,) * config.num_codebooks,
-        text=config.text,
-        sampling=SamplingDefaults((0.8,) * config.num_codebooks, 30, 0.6, 1.1, penalty_window=50),
-        languages=(),
-        voices=(),
-        tells_pace=False,
-        audio_vocab_size=NUM_ENTRIES,
-    )
+    spec = realtime_spec(folder.name, config, codec)
     prompts = RealtimePrompts(
         BpeTokenizer(folder / "tokenizer.json"),
         config.num_codebooks,
@@ -123,11 +108,34 @@ def load_realtime(folder: Path, device: torch.device, dtype: torch.dtype, codec_
     )
 
 
+def realtime_spec(name: str, config: RealtimeConfig, codec: Codec) -> ModelSpec:
+    return ModelSpec(
+        name=name,
+        num_codebooks=config.num_codebooks,
+        codec_codebooks=slice(0, config.num_codebooks),
+        codebook_size=NUM_CODES,
+        frame_rate=codec.frame_rate,
+        sample_rate=codec.sample_rate,
+        channels=codec.channels,
+        hop=codec.hop,
+        first_codes=(AUDIO_PAD,) * config.num_codebooks,
+        text=config.text,
+        sampling=SamplingDefaults((0.8,) * config.num_codebooks, 30, 0.6, 1.1, penalty_window=50),
+        languages=(),
+        voices=(),
+        tells_pace=False,
+        audio_vocab_size=NUM_ENTRIES,
+    )
+
+
 def load_realtime_lm(
     folder: Path, config: RealtimeConfig, device: torch.device, dtype: torch.dtype
 ) -> tuple[RowBackbone, RealtimeFrames]:
+    return build_realtime_lm(Tensors(folder, dtype=dtype, device=device), config)
+
+
+def build_realtime_lm(tensors: Tensors, config: RealtimeConfig) -> tuple[RowBackbone, RealtimeFrames]:
     c, hidden = config, config.language.hidden_size
-    tensors = Tensors(folder, dtype=dtype, device=device)
     tensors.discard("language_model.embed_tokens.weight")  # a copy of the text table that nothing reads
     text = tensors.take("embed_tokens.0.weight", c.vocab_size, hidden)
     audio = [

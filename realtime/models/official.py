@@ -16,6 +16,9 @@ from realtime.models.stack import GPT2Config
 from realtime.models.tokenizer_codec import Codec, load_codec
 from realtime.models.weights import Tensors
 
+MIN_POSITIONS = 256  # a prompt without a reference, and some seconds of speech
+MAX_PAD_GAP = 1024  # each code up to the pad is a row of zeros in every table
+
 
 def read_ids(fields: Fields, vocab_size: int) -> PromptIds:
     """The control ids of a whole-text model."""
@@ -43,20 +46,33 @@ def read_pad_code(fields: Fields, codebook_size: int) -> int:
     pad_code = fields.integer("audio_pad_code" if fields.has("audio_pad_code") else "audio_pad_token_id")
     if pad_code < codebook_size:
         raise ModelError(f"{fields.path}: the pad code {pad_code} is one of {codebook_size} codes")
+    if pad_code > codebook_size + MAX_PAD_GAP:
+        raise ModelError(f"{fields.path}: the pad code {pad_code} is far beyond {codebook_size} codes")
     return pad_code
+
+
+def read_positions(fields: Fields, key: str, most: int) -> int:
+    """How many positions a row may have: the model's own, and no more than `most`."""
+    positions = fields.integer(key, most)
+    if positions < MIN_POSITIONS:
+        raise ModelError(f"{fields.path}: {key!r} must be at least {MIN_POSITIONS}, got {positions}")
+    return min(positions, most)
 
 
 def read_codebook_size(fields: Fields, num_codebooks: int) -> int:
     """One size for all codebooks."""
-    size = fields.integer("audio_vocab_size", 1024)
-    sizes = fields.items("audio_codebook_sizes") if fields.has("audio_codebook_sizes") else [size]
-    if fields.has("audio_codebook_sizes") and len(sizes) != num_codebooks:
+    size = fields.positive("audio_vocab_size", 1024)
+    if not fields.has("audio_codebook_sizes"):
+        return size
+    sizes = fields.items("audio_codebook_sizes")
+    if len(sizes) != num_codebooks:
         raise ModelError(
             f"{fields.path}: {len(sizes)} audio_codebook_sizes for {num_codebooks} codebooks (n_vq)"
         )
-    if len(set(sizes)) != 1 or not isinstance(sizes[0], int):
+    named = Fields({f"audio_codebook_sizes[{k}]": size for k, size in enumerate(sizes)}, fields.path)
+    if len({named.positive(f"audio_codebook_sizes[{k}]") for k in range(num_codebooks)}) != 1:
         raise ModelError(f"{fields.path}: audio_codebook_sizes {sizes} must be equal")
-    return sizes[0]
+    return int(sizes[0])
 
 
 def read_qwen3(fields: Fields) -> Qwen3Config:
@@ -64,26 +80,28 @@ def read_qwen3(fields: Fields) -> Qwen3Config:
     if (act := fields.text("hidden_act", "silu")) != "silu":
         raise ModelError(f"{fields.path}: hidden_act {act!r} is not served, 'silu' is")
     config = Qwen3Config(
-        hidden_size=fields.integer("hidden_size"),
-        num_layers=fields.integer("num_hidden_layers"),
-        num_heads=fields.integer("num_attention_heads"),
-        num_kv_heads=fields.integer("num_key_value_heads"),
-        head_dim=fields.integer("head_dim"),
-        intermediate_size=fields.integer("intermediate_size"),
+        hidden_size=fields.positive("hidden_size"),
+        num_layers=fields.positive("num_hidden_layers"),
+        num_heads=fields.positive("num_attention_heads"),
+        num_kv_heads=fields.positive("num_key_value_heads"),
+        head_dim=fields.positive("head_dim"),
+        intermediate_size=fields.positive("intermediate_size"),
         rope_theta=_rope_theta(fields),
-        rms_norm_eps=fields.number("rms_norm_eps"),
+        rms_norm_eps=fields.above_zero("rms_norm_eps"),
         attention_bias=fields.boolean("attention_bias", False),
     )
     if config.num_heads % config.num_kv_heads:
         raise ModelError(
             f"{fields.path}: {config.num_heads} heads can't share {config.num_kv_heads} key heads"
         )
+    if config.head_dim % 2:
+        raise ModelError(f"{fields.path}: 'head_dim' must be even, got {config.head_dim}")
     return config
 
 
 def _rope_theta(fields: Fields) -> float:
     """A number, or inside an object of scaling settings, of which none but a factor of 1 is served."""
-    theta = fields.number("rope_theta") if fields.has("rope_theta") else None
+    theta = fields.above_zero("rope_theta") if fields.has("rope_theta") else None
     for key in ("rope_parameters", "rope_scaling"):
         if not fields.has(key) or fields.get(key) is None:
             continue
@@ -92,15 +110,18 @@ def _rope_theta(fields: Fields) -> float:
         if kind not in ("default", "linear") or scaling.number("factor", 1.0) != 1.0:
             raise ModelError(f"{scaling.path}: scaled positions ({kind}) are not served")
         if theta is None and scaling.has("rope_theta"):
-            theta = scaling.number("rope_theta")
+            theta = scaling.above_zero("rope_theta")
     return 1e6 if theta is None else theta
 
 
 def read_gpt2(fields: Fields, num_layers: int) -> GPT2Config:
     """The keys of a GPT2 config, defaults included: without `position_embedding_type` positions are
     learned."""
-    hidden_size, num_heads = fields.integer("n_embd"), fields.integer("n_head")
-    if num_heads < 1 or hidden_size % num_heads or hidden_size // num_heads % 2:
+    for key, value in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False)):
+        if fields.boolean(key, value) != value:
+            raise ModelError(f"{fields.path}: {key} {not value} is not served, {value} is")
+    hidden_size, num_heads = fields.positive("n_embd"), fields.positive("n_head")
+    if hidden_size % num_heads or hidden_size // num_heads % 2:
         raise ModelError(f"{fields.path}: n_embd {hidden_size} is not {num_heads} heads of even size")
     activation = fields.text("activation_function", "gelu_new")
     if activation not in ("silu", "gelu_new"):
@@ -112,11 +133,11 @@ def read_gpt2(fields: Fields, num_layers: int) -> GPT2Config:
         hidden_size=hidden_size,
         num_layers=num_layers,
         num_heads=num_heads,
-        intermediate_size=fields.integer("n_inner", 4 * hidden_size),
+        intermediate_size=fields.positive("n_inner", 4 * hidden_size),
         activation="silu" if activation == "silu" else "gelu_new",
-        layer_norm_epsilon=fields.number("layer_norm_epsilon", 1e-5),
-        rope_base=fields.number("rope_base", 10000.0) if positions == "rope" else None,
-        num_positions=fields.integer("n_positions", 1024),
+        layer_norm_epsilon=fields.above_zero("layer_norm_epsilon", 1e-5),
+        rope_base=fields.above_zero("rope_base", 10000.0) if positions == "rope" else None,
+        num_positions=fields.positive("n_positions", 1024),
     )
 
 
@@ -125,6 +146,15 @@ def read_gpt2(fields: Fields, num_layers: int) -> GPT2Config:
 
 def take_tables(tensors: Tensors, prefix: str, num_tables: int, num_codes: int, hidden: int) -> list[Tensor]:
     return [tensors.take(f"{prefix}.{k}.weight", num_codes, hidden) for k in range(num_tables)]
+
+
+def take_heads(tensors: Tensors, tables: Sequence[Tensor], is_tied: bool) -> list[Tensor]:
+    """Of each table the head that gives its codes' logits: the table itself, stored once more or not,
+    unless a checkpoint unties them."""
+    if is_tied:
+        tensors.discard(*(f"audio_lm_heads.{k}.weight" for k in range(len(tables))))
+        return list(tables)
+    return take_tables(tensors, "audio_lm_heads", len(tables), *tables[0].shape)
 
 
 def with_zero_rows(table: Tensor, num_rows: int) -> Tensor:

@@ -152,10 +152,16 @@ class ClausePrompts:
 
 
 def language_name(language: str | None) -> str | None:
-    """`en`, `en-US` or `English` as the prompt has it: `English`."""
+    """`en`, `en-US` or `english` as the prompt has it: `English`. Raises BadRequest for anything else."""
     if language is None:
         return None
-    return LANGUAGES.get(language.replace("_", "-").split("-")[0].lower(), language)
+    for code, name in LANGUAGES.items():
+        if language.lower() == name.lower() or language.replace("_", "-").split("-")[0].lower() == code:
+            return name
+    raise BadRequest(
+        f"language {language!r} is not known; known: {', '.join(LANGUAGES)}, or their English names",
+        code="language_unsupported",
+    )
 
 
 def split_length(text: str) -> tuple[int | None, str]:

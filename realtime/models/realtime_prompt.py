@@ -8,11 +8,12 @@ over is a row sequence as well, and prefilling it again gives the same context.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from realtime.errors import BadRequest
+from realtime.messages import SpeechRequest, Turn
 from realtime.models.tokenizers import BpeTokenizer
 
 Rows = npt.NDArray[np.int32]  # [T, 1 + K]
@@ -31,19 +32,6 @@ CONTEXT = "context\nThe assistant section should be synthesized using the follow
 USER, ASSISTANT, NEWLINE = "user\n", "assistant\n", "\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One that is over: what the user said (None: nothing was, "" has a turn all the same) and in which
-    sound, the text ids of the answer, of which `num_prefilled` stood in the prompt, and all frames that
-    were sampled for it, the one that ended it included."""
-
-    user_text: str | None
-    user_codes: Codes | None
-    ids: tuple[int, ...]
-    num_prefilled: int
-    frames: Codes
-
-
 class RealtimePrompts:
     """Makes the rows of one checkpoint. Voices and recordings are codes [T, C]: never transposed."""
 
@@ -59,11 +47,40 @@ class RealtimePrompts:
         self._num_codebooks = num_codebooks
         self._reference_pad = reference_pad
         self._text_pad = text_pad
+        self._plain_ids = frozenset(range(tokenizer.num_ids)) - tokenizer.control_ids
         self._im_start = tokenizer.id_of("<|im_start|>")
         self._end = [tokenizer.id_of("<|im_end|>"), *tokenizer.plain(NEWLINE)]
         self._system = [*self._begin(SYSTEM), *self._end]
         self._context = self._begin(CONTEXT)
         self._assistant = [*self._end, *self._begin(ASSISTANT)]
+
+    def conversation(self, request: SpeechRequest, voice: Codes | None = None) -> Rows:
+        """All that stands before the text of an answer. Raises BadRequest for turns that can't have been."""
+        parts = [self.system(voice)]
+        for place, turn in enumerate(request.history):
+            if not 1 <= turn.num_prefilled <= len(turn.ids):
+                raise BadRequest(
+                    f"history[{place}]: {turn.num_prefilled} of {len(turn.ids)} ids can't have been prefilled"
+                )
+            if not set(turn.ids) <= self._plain_ids:
+                raise BadRequest(f"history[{place}]: there are ids that no text has")
+            self._check(f"history[{place}].frames", turn.frames)
+            self._check(f"history[{place}].user_codes", turn.user_codes)
+            parts.append(self.turn(turn))
+        if request.user is None:
+            return np.concatenate([*parts, self.assistant()])
+        self._check("user.codes", request.user.codes)
+        return np.concatenate([*parts, self.user(request.user.text, request.user.codes)])
+
+    def _check(self, what: str, codes: Codes | None) -> None:
+        if codes is None:
+            return
+        if codes.ndim != 2 or not len(codes) or codes.shape[1] < self._num_codebooks:
+            raise BadRequest(
+                f"{what} must be frames of at least {self._num_codebooks} codes, got shape {codes.shape}"
+            )
+        if codes.min() < 0 or codes.max() > AUDIO_EOS:
+            raise BadRequest(f"{what} must have codes from 0 to {AUDIO_EOS}")
 
     def system(self, voice: Codes | None = None) -> Rows:
         """The start of every conversation, with the voice to speak in."""

@@ -5,6 +5,7 @@
 `sentence`, up to a sentence's end). Its `Prompt` goes out when as many tokens are known as the text is
 ahead of the sound, and holds exactly these; the others follow as `Tokens`. `continued`, for turns after
 the first, goes behind what the stream has left in the context: it has neither instructions nor voice.
+Turns of the conversation before the stream (`request.history`) stand in the prompt as rows of their own.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from realtime.errors import BadRequest
 from realtime.messages import (
     EndSegment,
     EndText,
@@ -122,8 +124,13 @@ class TokenFeed:
         self._lookahead = text.lookahead
         self._max_tokens = round(FULL_SHARE * text.max_segment_frames)
         self._clock = clock
-        start = np.concatenate([prompts.system(None if voice is None else voice.codes), prompts.assistant()])
-        self._start = start
+        self._start = prompts.conversation(request, None if voice is None else voice.codes)
+        missing = len(self._start) + 2 * text.lookahead - text.max_positions
+        if missing > 0:
+            raise BadRequest(
+                f"{len(self._start)} positions of a conversation (voice and turns) leave no room for an"
+                f" answer among the {text.max_positions} that the model has: {missing} are missing"
+            )
         self._num_tokens = token_counter(prompts.tokenizer)
         self._verbatim = Verbatim(request.join_sentences)
         self._clauses = Clauses(self._num_tokens, self._max_tokens, "sentence")

@@ -98,7 +98,14 @@ def load_codec(folder: Path, device: torch.device, dtype: torch.dtype, *, num_qu
             f"{folder}: the model speaks {num_quantizers} codebooks,"
             f" this codec has {config.quantizer.num_quantizers}"
         )
-    tensors = Tensors(folder, dtype=torch.float32, device=device)
+    return build_codec(
+        Tensors(folder, dtype=torch.float32, device=device), config, device, dtype, num_quantizers
+    )
+
+
+def build_codec(
+    tensors: Tensors, config: CodecConfig, device: torch.device, dtype: torch.dtype, num_quantizers: int
+) -> Codec:
     quantizer = Quantizer(tensors, config.quantizer, num_quantizers)
     frames = pass_frames(device)
     encoder, decoder = (

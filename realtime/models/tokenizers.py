@@ -44,6 +44,7 @@ class BpeTokenizer:
             raise ModelError(f"{path} can't be read: {error}") from error
         self._path = path
         self.control_ids = frozenset(self._template.get_added_tokens_decoder())
+        self.num_ids = int(self._template.get_vocab_size())
         for added in self._template.get_added_tokens_decoder().values():
             if self.control_ids & set(self.plain(added.content)):
                 raise ModelError(f"{path}: {added.content!r} can't be told from the same letters in a text")

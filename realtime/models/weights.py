@@ -22,6 +22,8 @@ from realtime.errors import ModelError
 FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")  # the first one counts
 CPU = torch.device("cpu")
 
+_ROOM = 1 << 24  # values that may be missing from the smallest file
+_SMALLEST = 1 << 12  # a missing tensor counts as so many: there may be too many small ones
 _MAX_NAMED = 8  # a wrong folder would otherwise fill the screen
 
 
@@ -82,8 +84,9 @@ class Tensors:
     """The weights of a model folder (one file or shards with an index) or of one file, as `dtype` on
     `device`, with a strict account of what was taken.
 
-    `take` never raises: a missing or mis-shaped tensor is recorded and zeros stand in, so that
-    `finish` can name everything that is wrong in one ModelError. `ignore` may be there or not.
+    A missing or mis-shaped tensor is recorded and zeros stand in, so that `finish` can name everything
+    that is wrong in one ModelError; `take` raises it when they would be far more than all that is stored.
+    `ignore` may be there or not.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class Tensors:
         self._left = _open(path)
         self._missing: list[str] = []
         self._misshaped: list[str] = []
+        self._room = max(2 * self.num_values, _ROOM)  # for zeros
         self.discard(*ignore)
 
     def has(self, name: str) -> bool:
@@ -128,6 +132,10 @@ class Tensors:
             # To the device as it is stored: the bytes are fewer, and the conversion runs there.
             tensor = source.read(name).to(self._device)
             return tensor.to(dtype, copy=self._device.type == "cpu")
+        self._room -= max(math.prod(shape), _SMALLEST)
+        if self._room < 0:
+            self._left.clear()  # they weren't asked for yet
+            self.finish()
         return torch.zeros(shape, dtype=dtype, device=self._device)
 
     def finish(self) -> None:

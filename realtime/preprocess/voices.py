@@ -24,6 +24,7 @@ from realtime.messages import VoiceCodes
 SUFFIXES = (".wav", ".flac", ".mp3", ".ogg")  # which files are voices; what they hold is found out
 MIN_REFERENCE_S = 0.5
 MAX_REFERENCE_S = 60.0
+MAX_TRANSCRIPT = 2000  # characters: more than can be said in that time
 CACHE_BYTES = 16 * 2**20  # a minute is 24 kB of codes: some 700 of the longest
 ENCODE_S = 60.0  # a stream waits so long for its voice at most
 
@@ -110,6 +111,8 @@ def _voice(file: Path) -> Voice:
     key = xxhash.xxh3_128(f"{rate} {pcm.shape} ".encode() + pcm.tobytes()).hexdigest()
     words = file.with_suffix(".txt")
     text = words.read_text(encoding="utf-8").strip() if words.is_file() else ""
+    if len(text) > MAX_TRANSCRIPT:
+        raise BadRequest(f"{words.name} has {len(text)} characters, at most {MAX_TRANSCRIPT} are accepted")
     return Voice(file.stem, file, text or None, key)
 
 

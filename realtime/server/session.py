@@ -310,9 +310,9 @@ class Session:
                 )
             self._warn_unsupported(fields)
             request = self._request(settings, tuple(context.stream.id for context in replaced))
+            stream = self._runtime.open(request)  # first: one that is refused replaces nothing
             for context in replaced:
                 self._stop(context, "replaced", abort=False)
-            stream = self._runtime.open(request)
         except TTSError as error:
             self._say(events.error(error, "ctx", ctx=ctx, ref=ref))
             self._say(events.ctx_done(ctx, "error", samples=0))
@@ -340,6 +340,8 @@ class Session:
             priority=settings.priority,
             max_lead_s=settings.max_lead_ms / 1000,
             replaces=replaces,
+            style=settings.style,
+            token_count=settings.token_count,
         )
 
     def _text(self, message: protocol.Text, now: float) -> None:
@@ -570,7 +572,8 @@ class Session:
         self._wake.set()
 
     def _warn_unsupported(self, fields: Mapping[str, object]) -> None:
-        for name in unsupported_fields(fields, has_phonemes=bool(self._runtime.spec.phonemes)):
+        spec = self._runtime.spec
+        for name in unsupported_fields(fields, has_phonemes=bool(spec.phonemes), has_style=spec.has_controls):
             self._warn_once("unsupported", f"the model can't honour {name!r}; it is ignored")
 
     def _warn_once(self, code: str, text: str) -> None:

@@ -16,12 +16,13 @@ from realtime.messages import TriggerMode
 from realtime.server.fields import Fields, shown
 
 MAX_TOP_K = 64  # the sampler looks at no more candidates
+MAX_STYLE_CHARS = 1000
 MIN_CHARS_WAIT_MS = 1000  # a minimum of characters always has a time limit
 
 _FORMAT_FIELDS = ("encoding", "sample_rate", "channels", "frame_ms")
 SETTING_FIELDS = frozenset(
     {
-        *("voice", "language", "model", "speed", "style", "seed", "continue_from"),
+        *("voice", "language", "model", "speed", "style", "token_count", "seed", "continue_from"),
         *("temperature", "top_k", "top_p", "repetition_penalty"),
         *("format", *_FORMAT_FIELDS, "words", "phonemes", "metrics", "audio"),
         *("trigger", "pacing", "join", "normalize", "ctx_idle_ms", "priority", "client"),
@@ -97,6 +98,8 @@ class Settings:
     voice: str | None = None
     language: str | None = None
     model: str | None = None
+    style: str | None = None
+    token_count: int | None = None  # frames that the text is to take
     seed: int | None = None  # None: another one for every context
     temperature: float | None = None
     top_k: int | None = None
@@ -126,6 +129,8 @@ class Settings:
             "voice": fields.string("voice", 1, 128),
             "language": fields.string("language", 1, 35),  # 35: the longest tag BCP 47 asks to support
             "model": fields.string("model", 1, 128),
+            "style": fields.string("style", 0, MAX_STYLE_CHARS),
+            "token_count": fields.integer("token_count", 1),
             "seed": fields.integer("seed"),
             "temperature": fields.number("temperature", 0, 5),
             "top_k": fields.integer("top_k", 1, MAX_TOP_K),
@@ -172,7 +177,9 @@ class Settings:
         return _without_none(values)
 
 
-def unsupported_fields(values: Mapping[str, object], *, has_phonemes: bool) -> tuple[str, ...]:
+def unsupported_fields(
+    values: Mapping[str, object], *, has_phonemes: bool, has_style: bool = False
+) -> tuple[str, ...]:
     """Names of the fields in a message that the loaded model can't honour; each is worth one warning."""
     harmless: dict[str, tuple[object, ...]] = {
         "speed": (None, 1),
@@ -180,6 +187,8 @@ def unsupported_fields(values: Mapping[str, object], *, has_phonemes: bool) -> t
         "continue_from": (None,),
         "phonemes": (None, False, True) if has_phonemes else (None, False),
     }
+    if has_style:
+        del harmless["style"]
     return tuple(name for name, fine in harmless.items() if values.get(name) not in fine)
 
 

@@ -1,8 +1,9 @@
 """Incremental text, as it is, to clauses that are spoken one after the other.
 
 Everything is decided one code point at a time, so any split of a text into deltas gives the same clauses,
-and a clause once given never changes. What is cut is never a number, an abbreviation, a URL or something
-in brackets, unless it alone is too long. Knows no model; how many tokens a word has it is told.
+and a clause once given never changes. What is cut is never a number with its unit, an abbreviation with
+what it stands before, a URL, or something in brackets or between slashes, unless it alone is too long.
+Knows no model; how many tokens a word has it is told.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from functools import lru_cache
 from typing import Literal
 
 from realtime.text.clean import Char
-from realtime.text.joins import ends_sentence
+from realtime.text.joins import ends_sentence, joins
 from realtime.text.verbatim import LINE_BREAKS
 
 Mode = Literal["eager", "sentence", "manual"]
@@ -27,13 +28,15 @@ LONG_TOKENS = 40  # from this many on, the next clause mark ends a clause
 MAX_STRETCH = 64  # characters that belong together without a space
 MAX_STRETCH_AND_MARKS = 96  # the accents and closing marks of the last one included
 MAX_WIDE_STRETCH = 16  # of a script that has no spaces
-MAX_BRACKETS = 64  # characters an unclosed "[" is held together
+MAX_BRACKETS = 64  # characters an unclosed "[" or "/" is held together
 WIDE_LETTERS = 3  # letters that one of a script without spaces counts for
 
 STOPS, MARKS = ".!?", ",;:"  # where a space follows
 WIDE_STOPS, WIDE_MARKS = "。！？｡؟।۔", "，；：、،؛"
 WIDE = WIDE_STOPS + WIDE_MARKS
 CLOSERS = "\"')]}>*_`”’»›）】」』》〉"
+OPENERS = "\"'([{<*_`“‘«‹（【「『《〈"
+_NO_PHONEMES = "/.!?,;" + WIDE  # before a space; a colon may be a long vowel's
 _AS_ASCII = str.maketrans({**dict.fromkeys("”“„»«", '"'), **dict.fromkeys("’‘›‹", "'"), "…": "..."})
 
 
@@ -96,7 +99,9 @@ class Clauses:
         self._clause: list[_Stretch] = []
         self._size = 0  # tokens of it
         self._out: list[Clause] = []
-        self._bracket = 0  # characters since an unclosed "["
+        self._bracket = 0  # characters since an unclosed "[", or "/" before phonemes
+        self._closer = ""  # of that
+        self._last = " "  # character
         self._is_first = True  # since the start, or a flush
         self._after_capital = False
         self.num_dropped = 0  # marks without a word, too many to be spoken with one
@@ -104,6 +109,7 @@ class Clauses:
     def push(self, chars: Iterator[Char] | Sequence[Char]) -> list[Clause]:
         for char in chars:
             self._char(*char)
+            self._last = char[0]
         return self._take()
 
     def flush(self) -> list[Clause]:
@@ -123,6 +129,8 @@ class Clauses:
     def _char(self, char: str, c0: int, c1: int) -> None:
         stretch = self._open
         if char.isspace():
+            if self._closer == "/" and stretch.chars and stretch.chars[-1] in _NO_PHONEMES:
+                self._bracket = 0  # a lone slash, or a path at the end of a sentence
             self._end_stretch()
             self._open.lead += char
             if char in LINE_BREAKS:
@@ -135,9 +143,12 @@ class Clauses:
             self._end_stretch(breaks=True)
             stretch = self._open
         if char == "[":
-            self._bracket = 1
+            self._bracket, self._closer = 1, "]"
         elif self._bracket:
-            self._bracket = 0 if char == "]" or self._bracket > MAX_BRACKETS else self._bracket + 1
+            is_over = char == self._closer or self._bracket > MAX_BRACKETS
+            self._bracket = 0 if is_over else self._bracket + 1
+        elif char == "/" and _may_open(self._last):
+            self._bracket, self._closer = 1, "/"
         stretch.chars.append(char)
         stretch.spans.append((c0, c1))
         if self._held:
@@ -221,7 +232,8 @@ class Clauses:
 
     def _add(self, stretch: _Stretch) -> None:
         while self._clause and self._size + stretch.num_tokens > self._limit:
-            self._make_room()
+            if not self._make_room(stretch):
+                break
         self._clause.append(stretch)
         self._size += stretch.num_tokens
         if self._is_complete(stretch.end):
@@ -251,18 +263,36 @@ class Clauses:
             return self._size >= LONG_TOKENS
         return False
 
-    def _make_room(self) -> None:
+    def _make_room(self, after: _Stretch) -> bool:
         """A full clause is cut at the best kind of place, the last of it; where there is no word, nothing
-        of it can be spoken."""
+        of it can be spoken. What belongs together stays so while the model can take it: False."""
         first = next((i for i, stretch in enumerate(self._clause) if stretch.is_speakable), None)
         if first is None:
             self.num_dropped += sum(len(stretch.chars) for stretch in self._clause)
             self._clause, self._size = [], 0
-            return
-        ends = [stretch.end for stretch in self._clause[first:]]
+            return True
+        ends = self._places(after)[first:]
         best = max(ends)
-        size = len(ends) - ends[::-1].index(best) if best is not End.NONE else len(ends)
+        if best is End.NONE:
+            if self._size + after.num_tokens <= self._max_tokens:
+                return False
+            size = len(ends)
+        else:
+            size = len(ends) - ends[::-1].index(best)
         self._close(first + size)
+        return True
+
+    def _places(self, after: _Stretch) -> list[End]:
+        """How good a place the end of each stretch of the clause is, now that the next one is known."""
+        ends: list[End] = []
+        head = ""  # with the stretches before that the newest one belongs to
+        for stretch, following in zip(self._clause, [*self._clause[1:], after], strict=True):
+            text = stretch.text.translate(_AS_ASCII)
+            head = f"{head} {text}" if head else text
+            keeps = stretch.end is End.SPACE and _keeps(head, following.text.translate(_AS_ASCII))
+            ends.append(End.NONE if keeps else stretch.end)
+            head = head if keeps else ""
+        return ends
 
     def _close(self, size: int) -> None:
         """The first `size` stretches are a clause, if there is a word among them."""
@@ -299,6 +329,22 @@ def is_speakable(char: str) -> bool:
 def _belongs(char: str) -> bool:
     """A mark or joiner that is part of the character before it."""
     return unicodedata.category(char)[0] == "M" or char in "\u200c\u200d"
+
+
+def _may_open(char: str) -> bool:
+    """A slash behind this character is not within a word."""
+    return char.isspace() or char in OPENERS or char in WIDE or is_wide(char)
+
+
+def _keeps(head: str, after: str) -> bool:
+    """Whether a space within a sentence is no place to cut at: behind an abbreviation, an initial or an
+    ordinal, within a number, and between a number and what it counts."""
+    core = head.rstrip(CLOSERS)
+    if core.endswith(".") and not core.endswith(".."):
+        return True
+    if head[-1:].isdecimal() and after[:1].isdecimal():
+        return True
+    return joins(head, after, complete=True) is True
 
 
 def _letters(char: str) -> int:

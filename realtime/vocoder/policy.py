@@ -20,7 +20,7 @@ from typing import Protocol
 STEP_FRAMES = (1, 2, 4, 5, 8, 12, 16, 25)  # a step is never padded: remainders take several steps
 WHOLE_FRAMES = (*STEP_FRAMES, 50, 100)  # more than 25 only where nobody listens: a newcomer would wait
 MIN_WAIT_S = 0.001
-START_WAIT_S = 0.02  # less than a frame: soon enough to see that they have started
+START_WAIT_S = 0.02  # about a frame of a busy engine
 MAX_FIRST_FRAMES = 5  # where frames are hardly faster than sound no chunk helps: don't wait long for it
 
 
@@ -58,6 +58,7 @@ class SlotView:
     jitter_s: float = 0.0
     priority: int = 5
     whole: bool = False  # nobody listens before the end
+    quiet_s: float = 0.0  # since its newest frame came
 
     @property
     def is_playing(self) -> bool:
@@ -81,9 +82,7 @@ class ChunkPolicy:
     shares them. Without it, each newcomer, second chunk and tail among 16 streams gets a step of its
     own, these slow the frames down, which makes more chunks urgent: two states are stable, and the bad
     one has half the throughput. With few streams there is no company to wait for: the distance grows
-    with their number. As the vocoder saturates, urgent steps keep it too: larger chunks are then the
-    only way back. A step for streams whose lead covers the wait anyway, `slack_share`, waits longest:
-    meanwhile most of them get their frames decoded as company of newcomers, for nothing."""
+    with their number. Who is due never waits."""
 
     frame_s: float
     max_frames: int = 25
@@ -91,7 +90,6 @@ class ChunkPolicy:
     first_audio_budget_s: float = 1.5
     buckets: tuple[int, ...] = ()
     fixed_share: float = 0.3
-    slack_share: float = 0.05
     crowd: int = 16
 
     def lanes(self, width: int) -> int:
@@ -186,9 +184,7 @@ def plan(slots: Sequence[SlotView], recent: Recent, policy: ChunkPolicy, cost: C
         wait_s = min(wait_s, again_s)
     wishes.sort(key=lambda wish: (wish.urgency, wish.key))
     if wishes and wishes[0].urgency < COULD:
-        apart_s = _distance_s(slots, wishes[0].urgency, recent.load, policy, cost) - recent.since_s
-        if wishes[0].urgency == SLACK and _is_starting(slots, recent):
-            apart_s = max(apart_s, START_WAIT_S)  # their first chunks come first, and take others along
+        apart_s = _apart_s(slots, wishes[0].urgency, recent, policy, cost)
         if apart_s > 0:
             due_s = [until_s for wish in wishes if (until_s := _until_due_s(wish.slot, moment)) > 0]
             return Plan((), 0, max(min(apart_s, wait_s, *due_s), MIN_WAIT_S))
@@ -196,7 +192,8 @@ def plan(slots: Sequence[SlotView], recent: Recent, policy: ChunkPolicy, cost: C
         if made is not None:
             return made
         # It would make somebody late whose frame is on its way: that comes as a message, or stalls.
-        wait_s = min(wait_s, wishes[0].slot.interval_s, *(_until_due_s(w.slot, moment) for w in wishes))
+        due_s = [until_s for wish in wishes if (until_s := _until_due_s(wish.slot, moment)) > 0]
+        wait_s = min(wait_s, wishes[0].slot.interval_s, *due_s)
     return Plan((), 0, max(wait_s, MIN_WAIT_S) if wait_s < math.inf else None)
 
 
@@ -217,19 +214,17 @@ def first_frames(interval_s: float, turn_s: float, policy: ChunkPolicy) -> int:
     return max(1, min(math.ceil(turn_s / spare_s - 1e-9), MAX_FIRST_FRAMES))
 
 
-def _distance_s(
-    slots: Sequence[SlotView], urgency: int, load: float, policy: ChunkPolicy, cost: Cost
+def _apart_s(
+    slots: Sequence[SlotView], urgency: int, recent: Recent, policy: ChunkPolicy, cost: Cost
 ) -> float:
-    """How far apart steps of this urgency begin."""
+    """How long a step of this urgency has to wait yet for the distance it keeps."""
+    if urgency == DUE:
+        return 0.0
+    if urgency == SLACK and any(s.lead_s is None and s.num_pending > 0 and not s.whole for s in slots):
+        return START_WAIT_S  # the first chunk that is being made comes first, and takes others along
     num_playing = sum(slot.is_playing for slot in slots)
-    share = policy.slack_share if urgency == SLACK else policy.fixed_share
-    distance_s = cost.fixed_s / share * min(1.0, num_playing / policy.crowd)
-    return distance_s * max(0.0, 2 * load - 1) if urgency == DUE else distance_s
-
-
-def _is_starting(slots: Sequence[SlotView], recent: Recent) -> bool:
-    """Somebody's first chunk is being made."""
-    return recent.prompts_s > 0 or any(slot.lead_s is None and not slot.whole for slot in slots)
+    distance_s = cost.fixed_s / policy.fixed_share * min(1.0, num_playing / policy.crowd)
+    return distance_s - recent.since_s
 
 
 def floor_frames(num_frames: int, sizes: Sequence[int] = STEP_FRAMES) -> int:
@@ -267,7 +262,10 @@ def _consider(slot: SlotView, moment: _Moment) -> tuple[_Wish | None, float]:
         return could, math.inf  # nobody listens now: only a message can change anything
     larger = next((frames for frames in STEP_FRAMES if frames > p), STEP_FRAMES[-1])
     spare_s = slot.lead_s - moment.needed_s(slot, larger)
-    if p >= moment.wanted or slot.closing or spare_s <= 0:
+    # More should have come by then: the row waits for its text, or for this very listener, whose lead
+    # does not shrink before it plays.
+    spare_s = min(spare_s, 3 * slot.interval_s + moment.guard_s(slot) - slot.quiet_s)
+    if p >= moment.wanted or slot.closing or spare_s < -1e-9:
         within = max((t for t in STEP_FRAMES if moment.fits(slot.lead_s, t)), default=1)
         least = floor_frames(min(p, moment.wanted, within))
         return _Wish(slot, SLACK, (-slot.priority, -p, slot.lead_s), least, most), math.inf
@@ -275,8 +273,8 @@ def _consider(slot: SlotView, moment: _Moment) -> tuple[_Wish | None, float]:
 
 
 def _until_due_s(slot: SlotView, moment: _Moment) -> float:
-    if slot.lead_s is None or math.isinf(slot.lead_s):
-        return math.inf
+    if slot.lead_s is None:
+        return moment.policy.first_audio_budget_s / 2 - slot.waiting_s
     return slot.lead_s - moment.guard_s(slot)
 
 
@@ -288,7 +286,8 @@ def _step(wishes: list[_Wish], slots: Sequence[SlotView], moment: _Moment) -> Pl
     policy, cost = moment.policy, moment.cost
     most = leader.most
     if leader.urgency == NEW:  # every newcomer that is ready: each one left out waits for a whole step
-        most = min(wish.most for wish in wishes if wish.urgency == NEW)
+        # ... but none that is shorter than the leader's line allows.
+        most = min(w.most for w in wishes if w.urgency == NEW and w.most >= leader.least)
     elif leader.urgency == WHOLE and any(not slot.whole for slot in slots):
         most = min(most, policy.max_frames)
     best: tuple[tuple[float, int, float], tuple[int, ...], int] | None = None

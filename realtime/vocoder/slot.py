@@ -52,6 +52,7 @@ class Slot:
     silence_s: float = 0.0
     first_sent_s: float | None = None
     oldest_pending_s: float = 0.0  # when the oldest pending frame came
+    newest_s: float = 0.0  # when the newest frame came
     held: bool = False
     played: tuple[float, float] | None = None  # reported play position and when, seconds
     min_lead_s: float = math.inf  # of all chunks after the first, before they were sent

@@ -34,6 +34,7 @@ from realtime.messages import (
 from realtime.models.base import ModelSpec
 from realtime.vocoder.cost import CostModel
 from realtime.vocoder.policy import (
+    MIN_WAIT_S,
     STEP_FRAMES,
     ChunkPolicy,
     Planner,
@@ -117,11 +118,14 @@ class Vocoder:
         return len(self._free)
 
     @property
+    def turnaround_s(self) -> float:
+        """From a frame to its sound, a step in flight included; other threads may ask."""
+        return self.cost.usual_s + self.cost.step_s(1, 1) + self.cost.jitter_s + self._interval.jitter_s
+
+    @property
     def first_frames(self) -> int:
         """How many frames a stream's first chunk would have now; other threads may ask."""
-        interval = self._interval
-        turn_s = self.cost.usual_s + self.cost.step_s(1, 1) + self.cost.jitter_s + interval.jitter_s
-        return first_frames(interval.mean_s, turn_s, self._policy)
+        return first_frames(self._interval.mean_s, self.turnaround_s, self._policy)
 
     def handle(self, message: VocoderMessage) -> None:
         match message:
@@ -165,7 +169,8 @@ class Vocoder:
     def step(self) -> float | None:
         """Where the codec can run ahead, the next step is launched shortly before the one in flight ends:
         no sooner, since whoever is ready by then shares it."""
-        if self._launched and (wait_s := self._until_end_s(self._launched[0][0]) - AHEAD_S) > 0:
+        wait_s = self._until_end_s(self._launched[0][0]) - AHEAD_S if self._launched else 0.0
+        if wait_s > MIN_WAIT_S:
             return wait_s
         work = self.begin()
         if isinstance(work, Work):
@@ -278,10 +283,10 @@ class Vocoder:
             started, codes = message.started[i], message.codes[i]
             slot = self.slots.get(stream_id)
             if started is not None:
-                if slot is None:
-                    slot = self._open(stream_id, started, now)
-                else:
+                if slot is not None:
                     slot.timing = started.timing  # it has been primed meanwhile
+                elif not started.is_primed:
+                    slot = self._open(stream_id, started, now)
             if slot is None:
                 continue  # closed here while its last frames were on their way
             own = codes[self.spec.codec_codebooks]
@@ -295,6 +300,7 @@ class Vocoder:
                 self._interval.observe(message.intervals_s[i])
             if not slot.pending:
                 slot.oldest_pending_s = now
+            slot.newest_s = now
             slot.pending.append(codes)
 
     def _open(self, stream_id: StreamId, started: Started, now: float) -> Slot | None:
@@ -339,6 +345,7 @@ class Vocoder:
             slot.interval.jitter_s,
             slot.priority,
             slot.whole,
+            now - slot.newest_s,
         )
 
     def _until_end_s(self, work: Work) -> float:
