@@ -58,8 +58,9 @@ _SAMPLE = re.compile(r'^([a-z_]+)(?:\{stage="(\w+)"\})? ([-+.e0-9]+)$', re.MULTI
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`streams` clients, each with a new utterance as soon as the last one is done, or with `rate` so
-    many utterances a second, whoever is done. Text comes at `tokens_per_s` words, 0 = all at once."""
+    """`streams` clients, each with a new utterance as soon as the last one is done, until so many have been
+    heard (what is under way then is heard too), or with `rate` so many a second, whoever is done. Text
+    comes at `tokens_per_s` words, 0 = all at once."""
 
     streams: int = 8
     rate: float = 0.0
@@ -102,7 +103,7 @@ class _Run:
     def __init__(self, url: str, load: Load) -> None:
         self._url, self._load = url, load
         self._tally = Tally()
-        self._left = load.num_utterances
+        self._num_heard = 0
         self._random = random.Random(load.seed)
         self._num_warm = 0
         self._is_warm = asyncio.Event()
@@ -131,19 +132,17 @@ class _Run:
         return self._tally
 
     async def _client(self, session: Session, stream: int) -> None:
-        """One warm-up utterance, then, once all are warm, its share of those that count."""
+        """One warm-up utterance, then, once all are warm, those that count."""
         await self._speak(session, stream, counts=False)
         self._num_warm += 1
         if self._num_warm == self._load.streams:
             self._start()
             self._is_warm.set()
         await self._is_warm.wait()
-        while self._left > 0:
-            self._left -= 1
-            num_refused = self._tally.refused
-            await self._speak(session, stream)
-            if num_refused < self._tally.refused < REFUSALS * self._load.num_utterances:
-                self._left += 1  # so many are to be heard
+        wanted = self._load.num_utterances
+        while self._num_heard < wanted and self._tally.refused < REFUSALS * wanted:
+            is_heard = await self._speak(session, stream)
+            self._num_heard += is_heard
         self._stop()
 
     def _start(self) -> None:
@@ -154,7 +153,8 @@ class _Run:
         if not self._tally.ended_s:
             self._tally.ended_s = time.perf_counter()
 
-    async def _speak(self, session: Session, stream: int, *, counts: bool = True) -> None:
+    async def _speak(self, session: Session, stream: int, *, counts: bool = True) -> bool:
+        """False where the server refused."""
         tally, text = self._tally, self._random.choice(self._load.texts)
         context = session.context(seed=self._random.randrange(2**31))
         events: list[Event] = []
@@ -172,23 +172,24 @@ class _Run:
         except TimeoutError:
             tally.errors.append(f"not done after {self._load.timeout_s:g} s")
             await context.cancel()
-            return
+            return True
         finally:
             sender.cancel()
             await asyncio.gather(sender, return_exceptions=True)
         error = next((event for event in events if event.type == "error"), None)
         if error is not None:
             await self._refused(error, sent_s, counts)
-            return
+            return error.message.get("code") != "overloaded"
         if not counts:
-            return
+            return True
         turn = measure(stream, len(tally.turns), sent_s, events)
         if turn.error is not None:
             tally.errors.append(turn.error)
-            return
+            return True
         tally.turns.append(turn)
         arrivals = [event.received_s for event in events if event.frame is not None]
         tally.gaps_ms += [(b - a) * 1e3 for a, b in pairwise(arrivals)]
+        return True
 
     def _count_audio(self, event: Event, rate: int) -> None:
         tally, frame = self._tally, event.frame

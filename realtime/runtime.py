@@ -276,6 +276,8 @@ class Stream:
                 is_ended = False
                 while not is_ended:
                     kind, value = await self._next_input()
+                    if kind == "text" and self.feed.num_chars == 0:
+                        self._runtime.refuse_late(self)  # before its text has cost the others anything
                     if kind == "text":
                         messages += self.feed.text(value)
                         num_fresh += max(len(value), TEXT_SLICE_CHARS // 16)  # a delta has its own cost
@@ -470,11 +472,7 @@ class Runtime:
     async def take_permit(self, stream: Stream) -> None:
         """Raises Overloaded: at once where the wait would be too long, else when it turned out to be."""
         began_s = self.clock()
-        limit = self._update_limit()
-        if not self.permits.is_free and not any(old in self.streams for old in stream.request.replaces):
-            self._refuse_late(self.admission.retry_s(self.permits.num_waiting, limit, self._num_open))
-        elif self.admission.budget_s > 0 and self.permits.free < self.permits.count:
-            self._refuse_late(self.admission.late_s())
+        limit = self.refuse_late(stream)
         with metrics.STREAMS.labels("waiting").track_inprogress():
             try:
                 await self.permits.take(stream.id, self.config.engine.queue_s, stream.request.priority)
@@ -484,12 +482,19 @@ class Runtime:
                 raise
         metrics.PERMIT_WAIT.observe(self.clock() - began_s)
 
-    def _refuse_late(self, retry_s: float | None) -> None:
+    def refuse_late(self, stream: Stream) -> int:
+        """Raises Overloaded where a stream that spoke now would be heard too late, else how many may run."""
+        limit, retry_s = self._update_limit(), None
+        if not self.permits.is_free and not any(old in self.streams for old in stream.request.replaces):
+            retry_s = self.admission.retry_s(self.permits.num_waiting, limit, self._num_open)
+        elif self.admission.budget_s > 0 and self.permits.free < self.permits.count:
+            retry_s = self.admission.late_s()
         if retry_s is not None:
             raise Overloaded(
                 f"first audio would come later than after {self.admission.budget_s * 1000:.0f} ms",
                 retry_after_ms=math.ceil(retry_s * 1000),
             )
+        return limit
 
     def _update_limit(self) -> int:
         """What the machine carries now; called whenever that may have changed."""

@@ -44,7 +44,7 @@ def test_clients_in_a_loop_are_counted_after_their_warm_up() -> None:
     async def main() -> None:
         async with served(max_streams=4) as server:
             tally = await run_load(server.url, Load(streams=3, num_utterances=12))
-            assert len(tally.turns) == 12 and not tally.errors and not tally.refused
+            assert 12 <= len(tally.turns) < 12 + 3 and not tally.errors and not tally.refused
             assert tally.audio_s > 0 and tally.ended_s > tally.began_s > 0
 
     run(main())
