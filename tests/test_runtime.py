@@ -363,6 +363,25 @@ def test_a_stream_without_a_permit_is_refused_after_its_time() -> None:
     run(main)
 
 
+def test_who_would_be_heard_too_late_is_refused_before_its_text_is_read() -> None:
+    # LOAD-1
+    async def main() -> None:
+        async with running(1) as runtime, runtime.open(request()) as holder:
+            await occupy(holder)
+            runtime.admission.hold_s = 60.0
+            async with runtime.open(request()) as late:
+                late.text(TEXT * 50)
+                closed = the_end(await events_of(late))
+            assert isinstance(closed.error, Overloaded) and closed.error.retry_after_ms > 1000
+            assert late.feed.num_chars == 0 and not runtime.permits.num_waiting
+            async with runtime.open(request(replaces=(holder.id,))) as heir:  # gets the permit it ends
+                heir.text("Hi there.")
+                heir.end()
+                assert the_end(await events_of(heir)).reason == "done"
+
+    run(main)
+
+
 def test_waiting_streams_go_in_the_order_of_arrival() -> None:
     async def main() -> None:
         async with running(1) as runtime, runtime.open(request()) as holder:
