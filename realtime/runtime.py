@@ -276,7 +276,7 @@ class Stream:
                 is_ended = False
                 while not is_ended:
                     kind, value = await self._next_input()
-                    if kind == "text" and self.feed.num_chars == 0:
+                    if kind == "text" and self.feed.num_chars == 0 and not self.has_permit:
                         self._runtime.refuse_late(self)  # before its text has cost the others anything
                     if kind == "text":
                         messages += self.feed.text(value)

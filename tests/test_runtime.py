@@ -375,6 +375,7 @@ def test_who_would_be_heard_too_late_is_refused_before_its_text_is_read() -> Non
             assert isinstance(closed.error, Overloaded) and closed.error.retry_after_ms > 1000
             assert late.feed.num_chars == 0 and not runtime.permits.num_waiting
             async with runtime.open(request(replaces=(holder.id,))) as heir:  # gets the permit it ends
+                await until(lambda: heir.has_permit)  # ... before its first word
                 heir.text("Hi there.")
                 heir.end()
                 assert the_end(await events_of(heir)).reason == "done"
