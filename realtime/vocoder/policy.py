@@ -185,15 +185,14 @@ def plan(slots: Sequence[SlotView], recent: Recent, policy: ChunkPolicy, cost: C
     wishes.sort(key=lambda wish: (wish.urgency, wish.key))
     if wishes and wishes[0].urgency < COULD:
         apart_s = _apart_s(slots, wishes[0].urgency, recent, policy, cost)
-        if apart_s > 0:
-            due_s = [until_s for wish in wishes if (until_s := _until_due_s(wish.slot, moment)) > 0]
-            return Plan((), 0, max(min(apart_s, wait_s, *due_s), MIN_WAIT_S))
-        made = _step(wishes, slots, moment)
-        if made is not None:
-            return made
-        # It would make somebody late whose frame is on its way: that comes as a message, or stalls.
+        if apart_s <= 0:
+            made = _step(wishes, slots, moment)
+            if made is not None:
+                return made
+            # It would make somebody late whose frame is on its way: that comes as a message, or stalls.
+            apart_s = wishes[0].slot.interval_s
         due_s = [until_s for wish in wishes if (until_s := _until_due_s(wish.slot, moment)) > 0]
-        wait_s = min(wait_s, wishes[0].slot.interval_s, *due_s)
+        wait_s = min(wait_s, apart_s, *due_s)
     return Plan((), 0, max(wait_s, MIN_WAIT_S) if wait_s < math.inf else None)
 
 
