@@ -17,6 +17,7 @@ from realtime.models.memory import GIB, RESERVE_BYTES, Sizes, free_bytes, kv_val
 from realtime.models.qwen3 import Qwen3Config
 from realtime.models.stack import GPT2Config
 from realtime.models.tokenizer_codec import load_codec
+from tests.tiny_models import layers
 
 GOLDEN = Path(__file__).parent / "golden"
 CPU = torch.device("cpu")
@@ -27,26 +28,6 @@ REALTIME = Qwen3Config(2048, 28, 16, 8, 128, 6144, 1e6, 1e-6)
 NANO = GPT2Config(768, 12, 12, 3072, "gelu_new", 1e-5, 10000.0, 32768)
 
 
-def transformer(size_in: int, size_out: int, dim: int, num_layers: int, context_s: float | None) -> Any:
-    stage = {
-        "module_type": "Transformer",
-        "input_dimension": size_in,
-        "output_dimension": size_out,
-        "d_model": dim,
-        "num_heads": dim // 64,
-        "num_layers": num_layers,
-        "dim_feedforward": 4 * dim,
-        "causal": True,
-        "norm": "layer_norm",
-        "positional_embedding": "rope",
-        "max_period": 10000,
-        "gating": "none",
-        "layer_scale": 0.01,
-        "conv_layout": True,
-    }
-    return stage if context_s is None else {**stage, "context_duration": context_s}
-
-
 def patch(size: int) -> Any:
     return {"module_type": "PatchedPretransform", "patch_size": size}
 
@@ -54,19 +35,19 @@ def patch(size: int) -> Any:
 def released_codec(folder: Path, generation: int) -> CodecConfig:
     """The released MOSS-Audio-Tokenizer, v1 or v2; only its decoder is as large as it really is."""
     is_v2 = generation == 2
-    decoder = [transformer(768, 1280, 1280, 32, 10 if is_v2 else None)]
+    decoder = [layers(768, 1280, 1280, 32, 10 if is_v2 else None)]
     sizes = [640, 384, 384, 384, 384] if is_v2 else [640, 384, 384]
     seconds = [10, 8, 4, 2, 1] if is_v2 else [None] * 3
     for i, (size, context_s) in enumerate(zip(sizes, seconds, strict=True)):
         is_last = i == len(sizes) - 1
-        decoder += [patch(2), transformer(size, 240 if is_last else 768, 768, 12, context_s)]
+        decoder += [patch(2), layers(size, 240 if is_last else 768, 768, 12, context_s)]
     values = {
         "model_type": "moss-audio-tokenizer" if is_v2 else "speech_tokenizer",
         "sampling_rate": 24000 * generation,
         "downsample_rate": 1920 * generation,
         "causal_transformer_context_duration": 10,
         "code_dim": 768,
-        "encoder_kwargs": [patch(240 * 2 ** len(sizes)), transformer(240 * 2 ** len(sizes), 768, 64, 1, 10)],
+        "encoder_kwargs": [patch(240 * 2 ** len(sizes)), layers(240 * 2 ** len(sizes), 768, 64, 1, 10)],
         "decoder_kwargs": [*decoder, patch(240)],
         "quantizer_type": "rlfq",
         "quantizer_kwargs": {

@@ -206,12 +206,12 @@ def _end_scale(stop_chance: float) -> float:
 def build_codec_v2(folder: Path, *, windows: float = 1.0, seed: int = 4) -> Path:
     """MOSS-Audio-Tokenizer v2: 48 kHz stereo, 32 codebooks. `windows` scales all contexts."""
     encoder = [
-        240, _stage(240, 64, 128, 2, 1), 2, _stage(128, 64, 128, 1, 2), 2, _stage(128, 64, 128, 1, 4), 2,
-        _stage(128, 64, 128, 1, 8), 2, _stage(128, 128, 128, 1, 10), 2, _stage(256, 192, 256, 3, 10),
+        240, layers(240, 64, 128, 2, 1), 2, layers(128, 64, 128, 1, 2), 2, layers(128, 64, 128, 1, 4), 2,
+        layers(128, 64, 128, 1, 8), 2, layers(128, 128, 128, 1, 10), 2, layers(256, 192, 256, 3, 10),
     ]  # fmt: skip
     decoder = [
-        _stage(192, 256, 256, 3, 10), 2, _stage(128, 128, 128, 1, 10), 2, _stage(64, 128, 128, 1, 8), 2,
-        _stage(64, 128, 128, 1, 4), 2, _stage(64, 128, 128, 1, 2), 2, _stage(64, 240, 128, 2, 1), 240,
+        layers(192, 256, 256, 3, 10), 2, layers(128, 128, 128, 1, 10), 2, layers(64, 128, 128, 1, 8), 2,
+        layers(64, 128, 128, 1, 4), 2, layers(64, 128, 128, 1, 2), 2, layers(64, 240, 128, 2, 1), 240,
     ]  # fmt: skip
     config = _codec_config("codec_v2", 48000, 3840, 192, 96, 32, windows)
     return _build_codec(folder, config, encoder, decoder, seed)
@@ -220,12 +220,12 @@ def build_codec_v2(folder: Path, *, windows: float = 1.0, seed: int = 4) -> Path
 def build_codec_nano(folder: Path, *, windows: float = 1.0, seed: int = 5) -> Path:
     """The codec of MOSS-TTS-Nano: 48 kHz stereo, 16 codebooks, the decoder begins with a patch."""
     encoder = [
-        240, _stage(240, 64, 128, 2, 4), 2, _stage(128, 64, 128, 1, 6), 2, _stage(128, 64, 128, 1, 8), 2,
-        _stage(128, 48, 128, 2, 10), 4,
+        240, layers(240, 64, 128, 2, 4), 2, layers(128, 64, 128, 1, 6), 2, layers(128, 64, 128, 1, 8), 2,
+        layers(128, 48, 128, 2, 10), 4,
     ]  # fmt: skip
     decoder = [
-        4, _stage(48, 128, 128, 2, 10), 2, _stage(64, 128, 128, 1, 8), 2, _stage(64, 128, 128, 1, 6), 2,
-        _stage(64, 240, 128, 2, 4), 240,
+        4, layers(48, 128, 128, 2, 10), 2, layers(64, 128, 128, 1, 8), 2, layers(64, 128, 128, 1, 6), 2,
+        layers(64, 240, 128, 2, 4), 240,
     ]  # fmt: skip
     config = _codec_config("codec_nano", 48000, 3840, 192, 96, 16, windows)
     return _build_codec(folder, config, encoder, decoder, seed)
@@ -234,12 +234,12 @@ def build_codec_nano(folder: Path, *, windows: float = 1.0, seed: int = 5) -> Pa
 def build_codec_v1(folder: Path, *, windows: float = 1.0, seed: int = 6) -> Path:
     """MOSS-Audio-Tokenizer v1: 24 kHz mono, 32 codebooks, old names, projections only between sizes."""
     encoder = [
-        240, _stage(240, 64, 128, 2), 2, _stage(128, 64, 128, 2), 2, _stage(128, 128, 128, 2), 2,
-        _stage(256, 192, 256, 3),
+        240, layers(240, 64, 128, 2), 2, layers(128, 64, 128, 2), 2, layers(128, 128, 128, 2), 2,
+        layers(256, 192, 256, 3),
     ]  # fmt: skip
     decoder = [
-        _stage(192, 256, 256, 3), 2, _stage(128, 128, 128, 2), 2, _stage(64, 128, 128, 2), 2,
-        _stage(64, 240, 128, 2), 240,
+        layers(192, 256, 256, 3), 2, layers(128, 128, 128, 2), 2, layers(64, 128, 128, 2), 2,
+        layers(64, 240, 128, 2), 240,
     ]  # fmt: skip
     config = _codec_config("codec_v1", 24000, 1920, 192, 96, 32, windows)
     return _build_codec(folder, config, encoder, decoder, seed)
@@ -248,7 +248,7 @@ def build_codec_v1(folder: Path, *, windows: float = 1.0, seed: int = 6) -> Path
 Stage = int | dict[str, Any]  # a patch size, or a transformer
 
 
-def _stage(source: int, target: int, dim: int, num_layers: int, context_s: float | None = None) -> Stage:
+def layers(source: int, target: int, dim: int, num_layers: int, context_s: float | None = None) -> Stage:
     stage: dict[str, Any] = {
         "module_type": "Transformer",
         "input_dimension": source,

@@ -26,6 +26,7 @@ from realtime.models.clause_feed import ClauseFeed
 from realtime.models.fields import Fields
 from realtime.models.frames import TiedFrames
 from realtime.models.official import (
+    family_spec,
     load_codec_for,
     read_codebook_size,
     read_gpt2,
@@ -150,23 +151,9 @@ def load_local(folder: Path, device: torch.device, dtype: torch.dtype, codec_fol
 
 
 def local_spec(name: str, config: LocalConfig, codec: Codec) -> ModelSpec:
-    return ModelSpec(
-        name=name,
-        num_codebooks=config.num_codebooks,
-        codec_codebooks=slice(0, config.num_codebooks),
-        codebook_size=config.codebook_size,
-        frame_rate=codec.frame_rate,
-        sample_rate=codec.sample_rate,
-        channels=codec.channels,
-        hop=codec.hop,
-        first_codes=(config.pad_code,) * config.num_codebooks,
-        text=config.text,
-        sampling=SamplingDefaults((1.7,) * config.num_codebooks, 25, 0.8, 1.0, rule="local"),
-        languages=(),
-        voices=(),
-        has_controls=True,
-        tells_pace=False,
-    )
+    n = config.num_codebooks
+    sampling = SamplingDefaults((1.7,) * n, 25, 0.8, 1.0, rule="local")
+    return family_spec(name, codec, n, config.pad_code, config.text, sampling, has_controls=True)
 
 
 def load_local_lm(

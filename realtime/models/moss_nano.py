@@ -24,6 +24,7 @@ from realtime.models.clause_feed import ClauseFeed
 from realtime.models.fields import Fields
 from realtime.models.frames import TiedFrames
 from realtime.models.official import (
+    family_spec,
     load_codec_for,
     read_codebook_size,
     read_gpt2,
@@ -118,22 +119,9 @@ def load_nano(folder: Path, device: torch.device, dtype: torch.dtype, codec_fold
 
 
 def nano_spec(name: str, config: NanoConfig, codec: Codec) -> ModelSpec:
-    return ModelSpec(
-        name=name,
-        num_codebooks=config.num_codebooks,
-        codec_codebooks=slice(0, config.num_codebooks),
-        codebook_size=config.codebook_size,
-        frame_rate=codec.frame_rate,
-        sample_rate=codec.sample_rate,
-        channels=codec.channels,
-        hop=codec.hop,
-        first_codes=(config.pad_code,) * config.num_codebooks,
-        text=config.text,
-        sampling=SamplingDefaults((0.8,) * config.num_codebooks, 25, 0.95, 1.2, rule="local"),
-        languages=(),
-        voices=(),
-        tells_pace=False,
-    )
+    n = config.num_codebooks
+    sampling = SamplingDefaults((0.8,) * n, 25, 0.95, 1.2, rule="local")
+    return family_spec(name, codec, n, config.pad_code, config.text, sampling)
 
 
 def load_nano_lm(

@@ -17,7 +17,14 @@ from realtime.models.backbone import RowBackbone
 from realtime.models.base import Bundle, ModelSpec, PushedText, SamplingDefaults
 from realtime.models.fields import Fields
 from realtime.models.frames import RealtimeFrames
-from realtime.models.official import check_id, load_codec_for, read_positions, read_qwen3, take_tables
+from realtime.models.official import (
+    check_id,
+    family_spec,
+    load_codec_for,
+    read_positions,
+    read_qwen3,
+    take_tables,
+)
 from realtime.models.qwen3 import Qwen3Config
 from realtime.models.realtime_prompt import AUDIO_EOS, AUDIO_PAD, LOOKAHEAD, RealtimePrompts
 from realtime.models.stack import qwen3_stack
@@ -109,23 +116,9 @@ def load_realtime(folder: Path, device: torch.device, dtype: torch.dtype, codec_
 
 
 def realtime_spec(name: str, config: RealtimeConfig, codec: Codec) -> ModelSpec:
-    return ModelSpec(
-        name=name,
-        num_codebooks=config.num_codebooks,
-        codec_codebooks=slice(0, config.num_codebooks),
-        codebook_size=NUM_CODES,
-        frame_rate=codec.frame_rate,
-        sample_rate=codec.sample_rate,
-        channels=codec.channels,
-        hop=codec.hop,
-        first_codes=(AUDIO_PAD,) * config.num_codebooks,
-        text=config.text,
-        sampling=SamplingDefaults((0.8,) * config.num_codebooks, 30, 0.6, 1.1, penalty_window=50),
-        languages=(),
-        voices=(),
-        tells_pace=False,
-        audio_vocab_size=NUM_ENTRIES,
-    )
+    n = config.num_codebooks
+    sampling = SamplingDefaults((0.8,) * n, 30, 0.6, 1.1, penalty_window=50)
+    return family_spec(name, codec, n, AUDIO_PAD, config.text, sampling, audio_vocab_size=NUM_ENTRIES)
 
 
 def load_realtime_lm(

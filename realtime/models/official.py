@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from realtime.errors import ModelError
+from realtime.models.base import ModelSpec, SamplingDefaults, TextPolicy
 from realtime.models.fields import Fields
 from realtime.models.prompts import PromptIds
 from realtime.models.qwen3 import Qwen3Config
@@ -163,7 +164,39 @@ def with_zero_rows(table: Tensor, num_rows: int) -> Tensor:
     return torch.cat((table, zeros))
 
 
-# ---- the codec
+# ---- model and codec
+
+
+def family_spec(
+    name: str,
+    codec: Codec,
+    num_codebooks: int,
+    pad_code: int,
+    text: TextPolicy,
+    sampling: SamplingDefaults,
+    *,
+    has_controls: bool = False,
+    audio_vocab_size: int = 0,
+) -> ModelSpec:
+    """All codes go to the codec, no code tells the pace, and voices come from recordings."""
+    return ModelSpec(
+        name=name,
+        num_codebooks=num_codebooks,
+        codec_codebooks=slice(0, num_codebooks),
+        codebook_size=codec.codebook_size,
+        frame_rate=codec.frame_rate,
+        sample_rate=codec.sample_rate,
+        channels=codec.channels,
+        hop=codec.hop,
+        first_codes=(pad_code,) * num_codebooks,
+        text=text,
+        sampling=sampling,
+        languages=(),
+        voices=(),
+        has_controls=has_controls,
+        tells_pace=False,
+        audio_vocab_size=audio_vocab_size,
+    )
 
 
 def load_codec_for(
